@@ -144,9 +144,9 @@ def errors_page() -> str:
 
 _GIVES = {
     "text": "text",
-    "": "text; vectors with `--is-embedding`",
+    "": "text; embeddings with `--is-embedding`",
     "images": "text, from text and images",
-    "vectors": "vectors",
+    "vectors": "embeddings",
     "scores": "scores",
 }
 
@@ -158,9 +158,9 @@ def models_page() -> str:
         "",
         "The table lists the architectures that Headrace's own model families implement. `architectures` in the",
         "`config.json` of a model's folder names its architecture. Weights are safetensors in float32, bfloat16 or",
-        "float16. Code in a model's folder is never run. [texts.md](texts.md) explains vectors and scores.",
+        "float16. Code in a model's folder is never run. [texts.md](texts.md) explains embeddings and scores.",
         "",
-        "| architecture | family | gives | `--tp-size` | `--ep-size` |",
+        "| architecture | family | output | `--tp-size` | `--ep-size` |",
         "|---|---|---|---|---|",
     ]
     rows = []
@@ -187,16 +187,19 @@ memory for its weights and one step is traced through it, so the model's own cod
 log names the modules that are not replaced; they make the model slower than a family. `/server_info` shows
 `model_impl`, and `headrace doctor` shows it before a start.
 
-The server refuses some decoders with one line and exit code 1: models without an attention interface (Bloom, MPT and
-Falcon, which add position biases to attention scores), recurrent states, chunked attention, encoders, experts that
-have biases or are stored as one tensor per layer, and weights that `transformers` converts in other ways while it
-loads them. Deterministic inference and `--is-embedding` need a family. `--tp-size` above 1 needs the
-tensor-parallel plan of the model in `transformers`; `--dp-size` does not
-([why so](decisions/0053-models-of-transformers.md)).
+The server refuses a decoder of this kind with one line and exit code 1 if:
 
-CI compares these architectures with `transformers` on the same random weights. It compares the logits of whole
-prompts, of prompts in chunks and after a cached prefix, greedy tokens in batches in which one sequence is recomputed,
-weights that are read back, and the output of two ranks.
+- its attention cannot be replaced (Bloom, MPT and Falcon, which add position biases to attention scores);
+- it has recurrent states or chunked attention, or is an encoder;
+- its experts have biases or are stored as one tensor per layer;
+- `transformers` converts its weights in some other way while it loads them.
+
+Deterministic inference and `--is-embedding` need a family. `--tp-size` above 1 needs the tensor-parallel plan of the
+model in `transformers`; `--dp-size` does not ([why so](decisions/0053-models-of-transformers.md)).
+
+CI compares the architectures in the table below with `transformers` on the same random weights. It compares the logits
+of whole prompts, of prompts in chunks and after a cached prefix; greedy tokens in batches in which one sequence is
+recomputed; weights that are read back from the running model; and the output of two ranks.
 
 | architecture | `--tp-size` |
 |---|---|""".splitlines()
@@ -215,6 +218,7 @@ def _adapted_rows() -> list[str]:
 _ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {
     "deepseek",
+    "gemma4",
     "glm4_moe",
     "gpt_oss",
     "granite",

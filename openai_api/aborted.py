@@ -1,4 +1,4 @@
-"""Turns an aborted answer into an error: only the native wire has a finish reason for it."""
+"""Turns an aborted answer into an error, because OpenAI's API has no finish reason for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from runtime.ipc.messages import FinishReason
 
 
 class Aborted(HeadraceError):
-    """The request was aborted; its client decides whether to send it again."""
+    """The request was aborted. The client may send it again."""
 
     status_code = 400
     code = "request_aborted"
 
 
 def ended(reason: FinishReason | None) -> FinishReason:
-    """Return why a complete answer ended.
+    """Return the finish reason of an answer that was read to its end.
 
     Raises:
-        Aborted: the answer is not complete.
+        Aborted: the request was aborted, or its answer has no end.
     """
     if reason is None or reason.type == "abort":
         raise Aborted((reason and reason.message) or "The request was aborted.")

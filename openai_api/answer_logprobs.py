@@ -1,7 +1,7 @@
-"""Makes chat's `logprobs.content`: entries of exactly the tokens that spell the answer.
+"""Makes `logprobs.content` of chat answers: one entry for each token of the answer's content.
 
-The text of an output is cut in three ways: into tokens, into thoughts and answer, and into content
-and calls by the tool-call parser. Positions in the text relate the three cuts.
+The text of an output is divided in three ways: into tokens; into thoughts and answer; and, by the
+tool-call parser, into content and calls. Positions in the text relate the three.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Token = tuple[int, LogprobRows, int]
 
 
 class AnswerLogprobs:
-    """The entries of one choice; a stream takes the entries that became known since its last event.
+    """The logprob entries of one choice. A stream takes the new entries with each of its events.
 
-    The entry of a token that is only partly in the answer shows only that part.
+    A token may be only partly in the content. Its entry then shows only that part.
     """
 
     def __init__(self, pieces: TokenPieces, decoder: TextDecoder, scan: ThoughtScan | None) -> None:
@@ -43,13 +43,13 @@ class AnswerLogprobs:
         self._pieces = pieces
         self._decoder = decoder
         self._scan = scan
-        # The unread tokens by chunk, and the number of tokens of the first chunk that are read: a
-        # whole answer has thousands of tokens in one chunk.
+        # The unread tokens by chunk, and the number of tokens of the first chunk that are read. A
+        # chunk is not split, because that of a whole answer has thousands of tokens.
         self._tokens: deque[tuple[list[int], LogprobRows]] = deque()
         self._num_read = 0
         self._num_values = 0
-        # The position of the next token's text; the tokens read until they gave text, and that
-        # text.
+        # The position of the next token's text. Then the tokens of the current run, which together
+        # give one piece of text, and that piece.
         self._begin = 0
         self._group: list[_Token] = []
         self._run = ""
@@ -57,7 +57,7 @@ class AnswerLogprobs:
         self._is_over = self._is_streamed = False
 
     def add(self, chunk: GenerationChunk, events: Sequence[OutputEvent]) -> None:
-        """Add a chunk, and the parser's output for it."""
+        """Add a chunk, and the events that the output parser made of it."""
         logprobs = outputs_of(chunk)
         self._num_values += len(logprobs) * (1 + logprobs.num_top)
         if len(logprobs) and chunk.token_ids:
@@ -74,9 +74,9 @@ class AnswerLogprobs:
         self._text.keep(events)
 
     def take(self) -> dict[str, Any]:
-        """`{"content": [...]}` of the tokens now known to be in the answer."""
+        """Return `logprobs`, with the new entries of tokens that are now known to be content."""
         if self._is_over and not self._is_streamed:
-            # A whole answer is long, so its entries are made while it is sent.
+            # A whole answer is long, so its entries are made while they are sent.
             content = _Entries(self._num_values, self._entries())
         else:
             self._is_streamed = True
@@ -86,7 +86,10 @@ class AnswerLogprobs:
         return {"content": content, "refusal": None}
 
     def _entries(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the entries known so far, and None now and then while other tokens are skipped."""
+        """Yield the entries known so far. `None` is yielded from time to time between them.
+
+        While many tokens outside the content are skipped, `None` lets the caller pause.
+        """
         num_passed = 0
         limit = sys.maxsize if self._is_over else self._text.settled
         while self._read_run():
@@ -101,10 +104,11 @@ class AnswerLogprobs:
             self._begin, self._group, self._run = end, [], ""
 
     def _read_run(self) -> bool:
-        """Read tokens until they give text; return whether they do."""
+        """Read tokens until they give some text; return whether there is any."""
         while not self._run and (token := self._next_token()) is not None:
             self._run = self._decoder.push(token[0])
-            # A hidden token has no text. Any other token without text shares it with the next.
+            # A hidden special token has no text. Any other token without text is part of a
+            # character that the next token completes.
             if self._run or not self._pieces.is_special(token[0]):
                 self._group.append(token)
         if not self._run and self._is_over:
@@ -123,7 +127,7 @@ class AnswerLogprobs:
         return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
-        """The entries of the tokens of this run, which together spell `kept`."""
+        """Yield the entries of this run's tokens; `kept` is the run's text that is content."""
         data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
         if kept != self._run or b"".join(data) != kept.encode():
             data = _shared_out(kept, data)
@@ -139,11 +143,11 @@ class AnswerLogprobs:
 
 
 def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
-    """Split `text` into one part per token, if it differs from the tokens' own joined texts."""
+    """Split `text`, which differs from the tokens' own joined texts, into one part per token."""
     shared = []
     for each in data[:-1]:
         own = each.decode(errors="replace")
-        # Some tokenizers strip blanks.
+        # Some tokenizers strip the blanks of a token in the text.
         taken = next((part for part in (own, own.strip()) if text.startswith(part)), "")
         shared.append(taken.encode())
         text = text[len(taken) :]
@@ -151,7 +155,7 @@ def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
 
 
 class _Entries(Pieces):
-    """A list of entries that are made one at a time."""
+    """JSON of a list of entries, encoded one entry at a time."""
 
     def __init__(self, cost: int, entries: Iterator[dict[str, Any] | None]) -> None:
         self.cost = cost
@@ -161,7 +165,7 @@ class _Entries(Pieces):
         comma = b"["
         for entry in self._entries:
             if entry is None:
-                # Sent as a blank, so that other tasks on the event loop can run.
+                # A blank is valid between entries. Sending it lets other tasks run.
                 yield b" "
                 continue
             yield comma + orjson.dumps(entry)
@@ -170,24 +174,24 @@ class _Entries(Pieces):
 
 
 class _AnswerText:
-    """Records which parts of an output's text are the content of the answer.
+    """Records which parts of an output's text are content of the answer.
 
     Attributes:
-        settled: the position up to which the parts are known.
+        settled: position up to which it is known what is content.
     """
 
     def __init__(self) -> None:
         """Start with no text."""
         self.settled = 0
         self._num_read = 0
-        # Parts of the text after the thoughts that the tool-call parser has not classified yet: the
-        # position of each part, and its text.
+        # Parts of the text after the thoughts that are not yet known to be content or a call: the
+        # position and the text of each.
         self._open: deque[tuple[int, str]] = deque()
         self._is_behind_call = False
         self._kept: deque[tuple[int, str]] = deque()
 
     def read(self, part: Part) -> None:
-        """Add the next part of the text."""
+        """Add the next part of the output's text."""
         if part.is_answer:
             self._open.append((self._num_read, part.text))
         self._num_read += len(part.text)
@@ -195,7 +199,7 @@ class _AnswerText:
             self.settled = self._num_read
 
     def keep(self, events: Sequence[OutputEvent]) -> None:
-        """Add the parser's output for the text so far."""
+        """Add the events that the output parser made of the text so far."""
         last = max(
             (at for at, each in enumerate(events) if isinstance(each, ContentText)), default=-1
         )
@@ -206,7 +210,7 @@ class _AnswerText:
                 self._is_behind_call = True
 
     def kept_between(self, begin: int, end: int) -> str:
-        """The content between two positions; calls must come in order."""
+        """Return the content between two positions. Later calls must have later positions."""
         found = []
         while self._kept and self._kept[0][0] < end:
             start, text = self._kept.popleft()
@@ -217,7 +221,7 @@ class _AnswerText:
         return "".join(found)
 
     def _find(self, text: str, *, is_last: bool) -> None:
-        """Find where the content stands; tool calls before it are not content."""
+        """Find the content `text` in the output's text; tool calls before it are not content."""
         whole = "".join(part for _, part in self._open)
         if whole.startswith(text) and not self._is_behind_call:
             place = 0
@@ -226,7 +230,7 @@ class _AnswerText:
         else:
             place = whole.find(text)
         if place < 0:
-            # The content begins with a tag that the model did not write.
+            # The parser has put a tag in front of the content that the model did not write.
             text = text.removeprefix(OPEN_TAG)
             place = whole.find(text)
             if place < 0 or not text:

@@ -1,8 +1,8 @@
-"""Grammars for `tool_choice` auto: the model writes either an answer or calls.
+"""Grammars for `tool_choice` auto: the model writes either an answer or tool calls.
 
-Calls have the form that the tool-call parser reads. The arguments of a function with `strict`
+Calls have the format that the tool-call parser reads. The arguments of a function with `strict`
 follow its schema; arguments of other functions are any JSON object. If only some tools are allowed,
-every call is a call of an allowed tool.
+the grammar allows only their calls.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from runtime.requests.sampling_params import GrammarSpec
 logger = logging.getLogger(__name__)
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Agents send the same tools with every turn, so the formats made from them are cached.
+# Number of formats in a cache. Agents send the same tools with every turn.
 _NUM_KEPT = 32
-# Tools of up to this many bytes are checked on the event loop, in a millisecond or two. Larger
-# ones are checked on a thread.
+# Bytes. Smaller tools are checked on the event loop, which takes a millisecond or two; larger ones
+# on a thread.
 _SMALL = 8 * 1024
 _CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout_s=30.0)
 
@@ -46,11 +46,11 @@ _CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout
 async def strict_calls(
     request: ChatCompletionRequest, context: OpenAIContext
 ) -> GrammarSpec | None:
-    """Make a grammar of free text and calls of allowed functions, with the schemas of strict ones.
+    """Make a grammar of free text and calls, where calls of strict functions follow their schema.
 
     Returns:
-        `None` if the request needs no grammar, or if no such grammar can be made. If no grammar can
-        be made, `strict` is not enforced, and a call of another function is text.
+        `None` if the request needs no grammar, or if none can be made. In the latter case `strict`
+        is not enforced, and a call of a function that is not allowed is returned as text.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
@@ -72,7 +72,7 @@ async def strict_calls(
 async def answer_or_calls(
     request: ChatCompletionRequest, answer: GrammarSpec, context: OpenAIContext
 ) -> GrammarSpec:
-    """Make a grammar of either an answer that follows `answer`, or only calls.
+    """Make a grammar that allows either an answer that follows `answer`, or only calls.
 
     Raises:
         InvalidRequest: `answer` is invalid, or cannot be combined with calls.
@@ -81,7 +81,7 @@ async def answer_or_calls(
     if form is not None and not form.stands_alone:
         form = None
     if grammars is None:
-        # The compile step refuses this constraint, with or without tools.
+        # Structured output is off. `answer` alone is refused later, with or without tools.
         return answer
     name = "response_format" if request.response_format is not None else answer.kind
     if form is None:
@@ -104,7 +104,7 @@ async def answer_or_calls(
     try:
         await _compile(grammars, plain)
     except InvalidRequest as error:
-        # If the answer's own constraint is invalid, the error names that constraint.
+        # An error in `answer` itself is reported first, under its own name.
         check_grammar(answer)
         message = error.message.replace("structural_tag", f"{name} with tools", 1)
         raise InvalidRequest(message, param=name) from None
@@ -112,10 +112,11 @@ async def answer_or_calls(
 
 
 def _lets_text_pass(context: OpenAIContext) -> bool:
-    """Whether a grammar's free text allows everything else that the model writes."""
+    """Whether the free text of a grammar allows everything that the model writes besides calls."""
     parsers = context.parsers
-    # Special tokens may mark thoughts, and a grammar's free text excludes them. Without an
-    # end-of-text token the grammar would end the output as soon as it can.
+    # Thoughts may be marked by special tokens, which a grammar's free text excludes, unless the
+    # engine handles thoughts itself. And without an end-of-text token, the grammar would end the
+    # output as soon as it may end.
     thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
@@ -142,9 +143,9 @@ class _Calls:
     """The structural-tag formats of a request's calls, as JSON.
 
     Attributes:
-        among_text: with free text around them.
+        among_text: calls with free text around them.
         alone: one or more calls, and nothing else.
-        is_strict: the arguments of at least one function follow its schema.
+        is_strict: whether the arguments of at least one function must follow its schema.
     """
 
     among_text: orjson.Fragment
@@ -153,7 +154,7 @@ class _Calls:
 
 
 async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls | None:
-    """Describe calls of a request's functions; `None` if no function has `strict`."""
+    """Make the formats of calls of the request's functions; `None` if no function has `strict`."""
     functions = [
         {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
         for tool in callable_tools(request)
@@ -162,7 +163,7 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
         return None
     encoded = msgspec.json.encode(functions)
     if len(encoded) > MAX_JSON_BYTES:
-        # The formats exceed the size limit of a grammar.
+        # The formats would exceed the size limit of a grammar.
         return None
     if len(encoded) <= _SMALL:
         calls = _calls(encoded, form)
@@ -172,18 +173,18 @@ async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Call
 
 
 def _plain_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls:
-    """Describe calls whose arguments are any JSON object."""
+    """Make the formats of calls whose arguments are any JSON object."""
     functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
     return _calls(functions, form)
 
 
 @lru_cache(_NUM_KEPT)
 def _calls(functions: bytes, form: CallForm) -> _Calls:
-    """Build the formats of calls of `functions`.
+    """Make the formats of calls of `functions`.
 
     Args:
         functions: JSON of the request's functions, each with at least its name.
-        form: the form of the calls.
+        form: the format of calls that the tool-call parser reads.
     """
     offered = [
         OfferedFunction(function["name"], _strict_schema(function))
@@ -215,7 +216,7 @@ def _log_unfollowed(error: Exception) -> None:
 
 def _spec(form: dict[str, Any] | orjson.Fragment, context: OpenAIContext) -> GrammarSpec:
     tag = {"type": "structural_tag", "format": form}
-    # An output with tools shows special tokens.
+    # The output of a request with tools shows special tokens if the parser needs them.
     shows_special = context.parsers.special_calls
     return GrammarSpec("structural_tag", orjson.dumps(tag).decode(), shows_special)
 
@@ -228,5 +229,5 @@ async def _compile(grammars: GrammarCompiler, spec: GrammarSpec) -> None:
         Overloaded: the machine was too busy to find out.
     """
     _, compiled = grammars.compile(spec)
-    # Other requests may wait for the same grammar.
+    # If this request is cancelled, compilation goes on, because others may wait for it.
     await asyncio.shield(compiled)

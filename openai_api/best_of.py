@@ -1,4 +1,4 @@
-"""`best_of`: generate more samples than requested, and return the most probable ones."""
+"""`best_of`: generates more samples than requested, and returns the most probable ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.extras.logprobs.positions import outputs_of
 
 
 class SampleScores:
-    """The mean log-probability of the tokens of each sample."""
+    """The mean log-probability of each sample's tokens."""
 
     def __init__(self, num_samples: int) -> None:
         """Begin with empty samples."""
@@ -23,5 +23,5 @@ class SampleScores:
         self._counts[index] += len(chosen)
 
     def best(self, samples: Sequence[int], num: int) -> list[int]:
-        """Return the `num` best of `samples`, the best first; in a tie, the earlier sample wins."""
+        """Return the `num` best of `samples`, the best first; equal ones keep their order."""
         return sorted(samples, key=lambda at: -self._sums[at] / max(self._counts[at], 1))[:num]

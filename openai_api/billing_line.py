@@ -1,8 +1,8 @@
-"""Removes the billing line that a coding agent sends first from the prompt.
+"""Removes the billing line that Claude Code puts at the start of its system prompt.
 
-Claude Code begins its system prompt with this line, as a separate block. Gateways that speak
-another API pass the line on as the first line of their system prompt. Its value changes with every
-turn, so no text after it could be found in the prefix cache.
+It is a separate block of the system prompt. Gateways that speak another API pass it on as the first
+line of their system prompt. Its value changes with every turn, so no text after it could be found
+in the prefix cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _BILLING = "x-anthropic-billing-header:"
 
 
 def without_billing(text: str) -> str:
-    """Return a system text without the billing line; empty if the text is only that line."""
+    """Return a system text without its billing line; empty if it is nothing else."""
     if not text.startswith(_BILLING):
         return text
     return text.partition("\n")[2].lstrip("\n")

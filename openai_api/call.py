@@ -11,12 +11,12 @@ from runtime.service.generation import DONE, Chunk
 
 @dataclass(frozen=True)
 class Call:
-    """A request.
+    """A request to an endpoint.
 
     Attributes:
         body: the undecoded body: JSON, or a form if the endpoint takes one.
         path: the named parts of the path.
-        query: the query string's parameters; of a repeated name the last value.
+        query: the query string's parameters; if a name is repeated, its last value.
         content_type: the media type of the body.
     """
 
@@ -28,14 +28,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Whole:
-    """An answer in one piece: JSON, in which lists may be `Pieces`."""
+    """An answer in one piece: JSON, in which lists may be `Pieces`, encoded while sending."""
 
     content: Any
 
 
 @dataclass(frozen=True)
 class FileContent:
-    """The bytes of an open file, which may be deleted while they are sent."""
+    """An answer that is the content of an open file, which may be deleted while it is sent."""
 
     file: BinaryIO
     num_bytes: int
@@ -43,10 +43,11 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Streamed:
-    """An answer in events.
+    """An answer as a stream of events.
 
     Attributes:
-        events: the transport turns an exception among them into an error event, and appends `end`.
+        events: the encoded events. If the iterator raises an exception, the transport sends an
+            error event. In any case it sends `end` afterwards.
         on_end: called once, however the answer ends.
         end: the bytes that end the stream.
         media_type: the media type of the stream.

@@ -1,4 +1,4 @@
-"""The arguments of calls: the text that a model writes, and the object that some clients read."""
+"""The arguments of tool calls: the text that a model writes, and the JSON object that it means."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ANY = msgspec.json.Decoder(Any)
 
 
 class WrittenArguments(dict[str, Any]):
-    """Arguments as an object that keeps the text from which they were read.
+    """A call's arguments as an object that also keeps the text it was decoded from.
 
     Attributes:
-        text: the text as the client sent it, for templates that read text.
+        text: the text as the client sent it, for chat templates that need text.
     """
 
     def __init__(self, arguments: dict[str, Any], text: str) -> None:
@@ -28,10 +28,10 @@ class WrittenArguments(dict[str, Any]):
 
 
 def told_arguments(told: object) -> dict[str, Any] | str:
-    """Return an earlier call's arguments as a template reads them: an object or their text.
+    """Return the arguments of an earlier call for a chat template: an object, or else their text.
 
-    A model may have written no object, or its output may have ended inside one. Earlier turns are
-    rendered as they are and never refused.
+    The text may be no JSON object, because a model may write anything and its output may be cut.
+    Such a text is rendered as it is: earlier turns are never refused.
 
     Args:
         told: the request's field, which may be any JSON value. None means an empty object.
@@ -54,14 +54,14 @@ def told_arguments(told: object) -> dict[str, Any] | str:
 
 
 def told_text(told: object) -> str:
-    """Return the text of an earlier call of a tool with plain text; see `told_arguments`."""
+    """Return the input of an earlier call of a custom tool, which takes plain text."""
     if isinstance(told, str):
         return told
     return "" if told is None else arguments_text(told)
 
 
 def arguments_text(arguments: object) -> str:
-    """Return arguments as JSON: the original text if it is known.
+    """Return arguments as JSON text: the original text if it is known.
 
     Raises:
         InvalidRequest: the arguments nest too deep.
@@ -75,31 +75,33 @@ def arguments_text(arguments: object) -> str:
 
 
 class ObjectText:
-    """Converts arguments to a JSON object or its beginning, for clients that need one.
+    """Completes the text of a call's arguments to a valid JSON object, for clients that need one.
 
-    If a model's text stops being JSON, or nests deeper than clients read, the rest of the text
-    becomes a string in that place.
+    Text is passed on as long as it is the beginning of a JSON value that does not nest too deep.
+    From the first character that breaks this, the rest of the text becomes a JSON string.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin with no text."""
         self._value = JsonValue(MAX_DEPTH)
         self._rest: list[str] = []
 
     def feed(self, text: str) -> str:
-        """Add more of the arguments; return the new part of the JSON."""
+        """Add more of the arguments' text; return the part that can be sent now."""
         end = self._value.feed(text)
         if self._value.is_broken:
             self._rest.append(text[end:])
         return text[:end]
 
     def finish(self) -> str:
-        """End the arguments; return the text that was held back."""
+        """End the arguments; return the text that completes the JSON."""
         return self._value.ending_with("".join(self._rest)) if self._value.is_broken else ""
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the object that `ObjectText` writes; if the output ended inside, its complete part.
+    """Return the object that `ObjectText` completes `text` to.
+
+    If the text was cut, the object has only the complete part of it.
 
     Args:
         text: the arguments, as a tool-call parser returns them.
@@ -108,6 +110,6 @@ def arguments_object(text: str) -> dict[str, Any]:
     try:
         found = from_json(told.feed(text) + told.finish(), allow_partial=True)
     except ValueError:
-        # The text is empty, or is JSON with half a surrogate pair, which is not valid text.
+        # The text is empty, or an escape in it is half a surrogate pair, which is not valid text.
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Describes calls as structural-tag formats: a grammar of the text around their arguments."""
+"""Describes tool calls as structural-tag formats, from which a grammar is compiled."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _BLANKS = rf"[{BLANK}]*"
 
 @dataclass(frozen=True)
 class OfferedFunction:
-    """A function, and the schema that its arguments follow."""
+    """A function that the model may call, and the JSON schema of its arguments."""
 
     name: str
     schema: dict[str, Any]
 
 
 def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Describe free text in which each trigger begins a call or a series of calls.
+    """Describe free text with calls in it, each series of which begins with a trigger text.
 
-    If calls at the beginning need no trigger, an output with another beginning is text.
+    In some formats, calls at the beginning of the output need no trigger. Then an output with any
+    other beginning is free text.
     """
     rules: dict[str, list[Format]] = {}
     for each in (form, *form.others):
@@ -42,7 +43,7 @@ def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 
 def calls_alone(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Describe one or more calls without text around them."""
+    """Describe an output of one or more calls without other text."""
     return _either([_alone(each, functions) for each in (form, *form.others)])
 
 
@@ -60,9 +61,9 @@ def _behind_trigger(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 
 def _at_start(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Describe a series of calls without its trigger."""
-    # One expression covers the blanks and what follows: llguidance does not backtrack over a
-    # finished part.
+    """Describe a series of calls at the beginning of the output, where it needs no trigger."""
+    # One regular expression covers the blanks and the beginning of the call, because llguidance
+    # does not reconsider an expression once it has matched.
     first = [
         _sequence(
             [

@@ -1,9 +1,9 @@
-"""Makes ids of calls in the form that a model's template accepts, for answers and earlier turns.
+"""Makes call ids in the form that a model's chat template accepts, for new and earlier calls.
 
-Some families accept any id. Templates of other families refuse an id in another form, or the model
-was trained to count its calls in the ids. An id from elsewhere is mapped to a valid id, both in the
-call and in its result. A mapped id depends only on the conversation before it, so prompts with a
-common prefix have the same ids.
+Templates of some families refuse ids of another form, and some models were trained with ids that
+count their calls. An id of another form is replaced by a valid one, in the call and in its result.
+The new id depends only on the conversation up to the call, so that prompts with a common prefix
+have the same ids and share the prefix cache.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Message = dict[str, Any]
 _ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _NAME_AND_INDEX = re.compile(r"functions\.(.+):[0-9]+", re.DOTALL)
-# The prefix that `/v1/messages` puts before ids.
+# The prefix that this server's `/v1/messages` puts before ids.
 PREFIX = "toolu_"
 
 
 class IdForm(Protocol):
-    """The form of the ids of one family's calls."""
+    """The form of the call ids of one model family."""
 
     def fits(self, call_id: str) -> bool:
-        """Whether an id has this form."""
+        """Whether `call_id` has this form."""
 
     def new(self, name: str, index: int) -> str:
-        """Make the id of a call that the model makes now.
+        """Return an id for a call in the model's new output.
 
         Args:
             name: the name of the function.
@@ -40,7 +40,9 @@ class IdForm(Protocol):
         """
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
-        """Make an id for an earlier call whose id is missing or of another form; deterministic.
+        """Return an id for an earlier call whose id is missing or has another form.
+
+        Equal arguments give equal ids.
 
         Args:
             call_id: the id as the client sent it; empty if there is none.
@@ -50,7 +52,7 @@ class IdForm(Protocol):
 
 
 class NineAlphanumerics:
-    """Mistral's form, `a1B2c3D4e`: its templates refuse other forms."""
+    """Mistral's form: nine letters and digits, as in `a1B2c3D4e`. Its templates refuse others."""
 
     def fits(self, call_id: str) -> bool:
         """See `IdForm`."""
@@ -77,7 +79,7 @@ def _nine(number: int) -> str:
 
 
 class NameAndIndex:
-    """Kimi K2's form, `functions.name:0`: the index counts the calls of the conversation."""
+    """Kimi K2's form: `functions.name:0`, where the number counts the calls of the conversation."""
 
     def fits(self, call_id: str) -> bool:
         """See `IdForm`."""
@@ -95,25 +97,25 @@ class NameAndIndex:
 
 @dataclass(frozen=True)
 class AnswerIds:
-    """The ids of an answer's calls.
+    """Makes the ids of an answer's calls.
 
     Attributes:
-        form: the form of all ids; without a form, calls keep the ids that the model gives.
-        calls_before: number of calls in the conversation so far, which some ids count.
+        form: the form of the ids; None if calls keep the ids that the model writes.
+        calls_before: number of earlier calls in the conversation, which some ids count.
     """
 
     form: IdForm | None = None
     calls_before: int = 0
 
     def of(self, name: str, own: str | None, index: int) -> str | None:
-        """Return the id of the answer's call `index`; `own` is the model's own id, if any."""
+        """Return the id of the answer's call `index`; `own` is the id that the model wrote."""
         if self.form is None or (own is not None and self.form.fits(own)):
             return own
         return self.form.new(name, self.calls_before + index)
 
 
 def with_ids(messages: list[Message], form: IdForm | None) -> list[Message]:
-    """Convert the ids of a template's messages to `form`; unchanged if `form` is None."""
+    """Return messages for a template, with all call ids in `form`; unchanged if `form` is None."""
     if form is None:
         return messages
     ids = _Ids(form)
@@ -125,12 +127,13 @@ def _calls(message: Message) -> list[Message]:
 
 
 class _Ids:
-    """Maps the ids of a conversation, from its beginning on."""
+    """Replaces the call ids of a conversation, message by message from its beginning."""
 
     def __init__(self, form: IdForm) -> None:
         self._form = form
         self._num_calls = 0
-        # Maps a sent id to the id in our form; of equal sent ids, the last one counts.
+        # Maps an id that the client sent to its replacement. If calls have equal ids, the last one
+        # counts.
         self._mapped: dict[str, str] = {}
         self._waiting = _Waiting()
 
@@ -165,7 +168,7 @@ class _Ids:
 
 
 class _Waiting:
-    """The calls of one message whose results have not come yet."""
+    """The calls of one message whose results have not been seen yet."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -181,7 +184,11 @@ class _Waiting:
             queue.append(place)
 
     def take(self, sent: str, name: str) -> str:
-        """Find the call of a result, by id, else by name, else the next one; return its id."""
+        """Return the new id of the call that a result belongs to; empty if there is none.
+
+        The call is found by the id `sent`. Without an id, it is found by the function's name, or
+        else is the first call without a result.
+        """
         queues = [self._by_id[sent]] if sent else [self._by_name[name], self._in_order]
         for queue in queues:
             while queue:

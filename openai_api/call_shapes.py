@@ -1,7 +1,7 @@
-"""Converts earlier calls to other shapes, for chat templates that do not accept the usual shape.
+"""Converts earlier calls to the other shapes that some chat templates expect.
 
-Some templates read arguments only as an object, some only as text, and some take one call per
-message. Each template must be able to render the calls that a model wrote.
+Some templates read arguments only as an object, some only as text, and some accept only one call
+per message. Every template must be able to render the calls that a model wrote.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from openai_api.call_arguments import arguments_text
 
 Message = dict[str, Any]
 
-# If a template needs an object, this key holds arguments that are not an object.
+# Key under which arguments that are not an object are put into one.
 _WHOLE = "arguments"
 
 
 def call_shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """Yield the messages as they are, then in each other shape that a template may accept."""
+    """Yield the messages as they are, then in each other shape that a template may expect."""
     yield messages
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if any(not _is_object(call) for call in calls):
@@ -56,7 +56,7 @@ def _changed(call: Message, change: Callable[[Any], Any]) -> Message:
 
 
 def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Put each call into a separate message, followed by its result."""
+    """Put each call into a message of its own, followed by the call's result."""
     found: list[Message] = []
     place = 0
     while place < len(messages):
@@ -79,7 +79,7 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 
 def _answer_of(call: Message, returned: list[Message]) -> Message | None:
-    """Remove a call's result from `returned`; results without ids are in the order of the calls."""
+    """Remove a call's result from `returned` and return it; None if there is none."""
     for index, answer in enumerate(returned):
         if answer.get("tool_call_id") == call.get("id"):
             return returned.pop(index)

@@ -1,4 +1,4 @@
-"""One choice of a chat answer: converts chunks of the engine to deltas of the wire."""
+"""One choice of a chat answer: turns the engine's chunks into OpenAI's deltas."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from runtime.requests.random_hex import random_hex
 
 @dataclass
 class ChatChoice:
-    """A choice while it grows, and how it ended.
+    """A choice of an answer, up to the chunk that was read last.
 
     Attributes:
-        logprobs: set when they are requested.
-        hidden: set when hidden states are requested.
-        calls: set when calls are reported in another form than that of functions.
+        index: the choice's number in the answer.
+        parser: splits the text into thoughts, content and calls.
+        count: counts the tokens for `usage`.
+        reason: how the choice ended; `None` while it grows.
+        logprobs: collects the log-probabilities, if they are requested.
+        hidden: collects the hidden states, if they are requested.
+        calls: rewrites calls, if the request defined tools in another form than functions.
     """
 
     index: int
@@ -42,14 +46,14 @@ class ChatChoice:
     calls: CallWriter | None = None
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
-        """Return the deltas of one chunk in OpenAI's form; each has one kind of content."""
+        """Return the deltas of one chunk in OpenAI's format; each has one kind of content."""
         deltas = [delta for each in self.read(chunk) for delta in _deltas(each)]
         if self.calls is None:
             return deltas
         return self.calls.rewritten(deltas, over=chunk.finish_reason is not None)
 
     def read(self, chunk: GenerationChunk) -> list[OutputEvent]:
-        """Return the parts that one chunk adds to the answer."""
+        """Return the events (thoughts, content, calls) that one chunk adds to the answer."""
         self.count.add(chunk)
         if self.hidden is not None:
             self.hidden.add(chunk)
@@ -67,10 +71,10 @@ class ChatChoice:
         return None if self.logprobs is None else self.logprobs.take()
 
     def end(self) -> dict[str, Any]:
-        """Return `finish_reason` and `matched_stop`.
+        """Return the keys `finish_reason` and `matched_stop` of a choice that has ended.
 
         Raises:
-            Aborted: the answer is not complete.
+            Aborted: the request was aborted.
         """
         reason = ended(self.reason)
         if reason.type == "stop" and self.parser.num_calls:
@@ -81,11 +85,11 @@ class ChatChoice:
 
 def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
     if isinstance(output, EndCall):
-        # This wire has no event for the end of a call.
+        # OpenAI's stream has no event for the end of a call.
         return []
     if isinstance(output, BeginCall):
-        # The function's name comes first, then its arguments. A later delta omits `type`, because
-        # the official client keeps the last value, even null.
+        # The first delta of a call has the function's name, later ones have arguments. Only the
+        # first has `type`, because the official client keeps the last value, even null.
         header = {
             "index": output.index,
             "id": output.id or f"call_{random_hex(12)}",
@@ -102,6 +106,6 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
 
 
 def spelled(reasoning: str | None) -> dict[str, Any]:
-    """Return reasoning under both names: some clients read one, some the other."""
+    """Return the keys for reasoning; some clients read `reasoning_content`, some `reasoning`."""
     told: dict[str, Any] = {"reasoning_content": reasoning}
     return told if reasoning is None else {**told, "reasoning": reasoning}

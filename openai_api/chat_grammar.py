@@ -1,4 +1,4 @@
-"""Builds the one grammar of a chat answer from `response_format`, the tools and `tool_choice`."""
+"""Combines `response_format`, the tools and `tool_choice` of a chat request to one grammar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def constrained(
         if grammar is None:
             grammar = await strict_calls(request, context)
         elif grammar.kind != "structural_tag":
-            # A structural tag already describes the whole output, including its calls.
+            # A structural tag needs no addition: it describes the whole output with its calls.
             grammar = await answer_or_calls(request, grammar, context)
     return msgspec.structs.replace(sampling, grammar=grammar)
 

@@ -1,4 +1,4 @@
-"""Convert the wire's messages to the messages that chat templates read."""
+"""Converts the messages of a request to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _RESULTS = ("tool", "function")
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateShape:
-    """The properties of template and model that decide how messages are converted.
+    """What template and model can take, which decides how messages are converted.
 
     Attributes:
-        form_of: the form in which the template reads the content of a role. If it reads a text, the
-            texts of parts are joined by a space.
-        knows_developer: the template renders the role `developer`. Otherwise `developer` becomes
-            `system`, its predecessor, because many templates silently drop unknown roles.
-        sees: the model takes images.
+        form_of: returns the form in which the template reads the content of a role: as a text, as
+            parts, or either. For a text, the texts of parts are joined by a space.
+        knows_developer: whether the template renders the role `developer`. If not, `developer`
+            becomes `system`, its predecessor, because many templates silently drop unknown roles.
+        sees: whether the model takes images.
     """
 
     form_of: Callable[[str], ContentForm]
@@ -41,9 +41,10 @@ class TemplateShape:
 
 
 def with_notes(messages: list[ChatMessage], shape: TemplateShape) -> list[ChatMessage]:
-    """Return the messages, with a short note for what a tool returned and the model cannot read.
+    """Replace each part of a tool's result that the model cannot read by a short note.
 
-    A tool may return an image or a file to any model; such a result must not fail the conversation.
+    Tools may return images or files to a model that takes only text. Such a result must not make
+    the request fail.
     """
     can_see = shape.sees and shape.form_of("tool") is not ContentForm.TEXT
     readable = (*_TEXTS, _IMAGE) if can_see else _TEXTS
@@ -61,7 +62,7 @@ def with_notes(messages: list[ChatMessage], shape: TemplateShape) -> list[ChatMe
 
 
 def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list[dict[str, Any]]:
-    """Convert a conversation whose roles are already checked.
+    """Convert a conversation whose roles are checked already.
 
     Raises:
         InvalidRequest: the model or the template does not take one of the parts.
@@ -74,7 +75,7 @@ def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list
 
 
 def image_items(messages: list[ChatMessage]) -> list[NamedItem]:
-    """The images of a conversation, in the order in which a template renders them."""
+    """Return the images of a conversation, in the order in which a template renders them."""
     return [
         NamedItem(part.image_url, f"messages[{index}].content[{at}]")
         for index, message in enumerate(messages)
@@ -101,7 +102,7 @@ def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str
     converted: dict[str, Any] = {}
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        # Templates use different names for this key. `transformers` sets both too.
+        # Templates read reasoning under different names. `transformers` sets both names too.
         converted["thinking"] = reasoning
     converted["role"] = role
     converted["content"] = _content(message, where, shape, shape.form_of(role))

@@ -21,18 +21,21 @@ from runtime.requests.arrival import ARRIVAL, timed
 from runtime.requests.image_input import ImageInput
 from runtime.text.encoding import MAX_CHARS_PER_TOKEN, check_prompt_length, encode_prompts
 
-# The longest text to render if a prompt that is too long is truncated instead of refused.
+# The most characters that are rendered if the server cuts prompts that are too long. Otherwise the
+# bound follows from the context length.
 MAX_TRUNCATED_CHARS = 64 * 2**20
 _MESSAGES = "messages"
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation, rendered.
+    """A conversation as the prompt of the model.
 
     Attributes:
+        text: the rendered text.
+        input_ids: the text's token ids.
         is_open: whether the text ends inside reasoning, so that the output begins there.
-        may_think: whether reasoning may begin; false if the prompt has turned reasoning off.
+        may_think: whether the output may contain reasoning; false if the prompt turned it off.
         images: the messages' images, at their positions in `input_ids`.
     """
 
@@ -47,8 +50,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     """Render and encode a checked request.
 
     Raises:
-        InvalidRequest: there is no template, it refuses the messages, or the text is too long; an
-            image cannot be loaded, or the template does not render images.
+        InvalidRequest: the model has no template, or the template refuses the messages; the text is
+            too long; an image cannot be loaded, or the template does not render images.
     """
     template, tokenizer = context.chat_template, context.service.tokenizer
     tokenizer.check_present()
@@ -65,8 +68,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         )
     limits = context.service.client.limits
     if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
-        # The conversation is refused here, not after minutes of rendering: every message takes a
-        # token or more.
+        # Every message takes at least a token. Such a conversation is refused before it is
+        # rendered, which could take minutes.
         raise TooLong(
             f"The {len(request.messages)} messages are longer than the model's context length "
             f"({limits.context_len} tokens).",
@@ -110,8 +113,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     if marks is not None:
         input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
     else:
-        # The template itself writes BOS and similar tokens, so the tokenizer must not add them
-        # again.
+        # The template writes BOS and similar tokens itself, so the tokenizer must not add them.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     input_ids, images = await _with_images(input_ids, items, context)
     is_open = _is_open(text, request, context)
@@ -120,7 +122,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
 
 
 def _note_system(messages: Sequence[dict[str, Any]]) -> None:
-    """Note the system message: later it tells whether a prompt left the prefix cache in it."""
+    """Store the system message; `/explain_request` tells whether it broke the prefix cache."""
     arrival = ARRIVAL.get()
     if arrival is None or not messages or messages[0].get("role") not in ("system", "developer"):
         return
@@ -131,7 +133,12 @@ def _note_system(messages: Sequence[dict[str, Any]]) -> None:
 
 
 async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:
-    """Encode a prompt that is already rendered, with a placeholder for each of its images.
+    """Encode a prompt that is rendered already and has a placeholder for each image.
+
+    Args:
+        text: the prompt.
+        items: its images, in order.
+        context: the server's context.
 
     Raises:
         InvalidRequest: the text is too long, an image cannot be loaded, or placeholders and images
@@ -147,7 +154,10 @@ async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIConte
 
 
 def _with_expansions(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> str:
-    """Return the text to tokenize, with image placeholders expanded; no image is loaded yet."""
+    """Return the text with image placeholders written as the tokenizer needs them.
+
+    No image is loaded yet.
+    """
     if not items:
         return text
     images = context.service.images
@@ -172,12 +182,12 @@ async def _with_images(
 def _converted(
     messages: list[ChatMessage], max_chars: int, shape: TemplateShape, id_form: IdForm | None
 ) -> tuple[list[dict[str, Any]], list[NamedItem]]:
-    """Convert the messages for the template, unless their texts alone exceed a prompt.
+    """Convert the messages for the template, unless their texts are longer than any prompt.
+
+    The characters are counted first, because joining tens of millions of them would hold the GIL.
 
     Returns:
         The template's messages, and the images that they show.
-
-    The characters are counted first, because joining tens of millions of them would hold the GIL.
     """
     num_chars = 0
     for message in messages:
@@ -202,7 +212,7 @@ def _max_chars(limits: EngineLimits) -> int:
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    """Return the variables of the template, from all fields of the request that set them."""
+    """Return the template's variables, from all fields of the request that set one."""
     reasoning = request.reasoning
     effort = request.reasoning_effort or (reasoning.effort if reasoning else None)
     enabled = reasoning.enabled if reasoning else None
@@ -235,7 +245,7 @@ def _switches(request: ChatCompletionRequest) -> dict[str, Any]:
 
 
 def _thinking_variables(thinks: bool) -> dict[str, Any]:
-    # Families of templates use two names for this switch.
+    # Some families of templates use one of these names for the switch, some the other.
     return {"enable_thinking": thinks, "thinking": thinks}
 
 
@@ -246,8 +256,8 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
     open_tag = parser.markers[0]
     if text.rstrip().endswith(open_tag):
         return True
-    # Elsewhere in the prompt a tag may be quoted text. In a message to continue, the model wrote
-    # it.
+    # A tag elsewhere in the prompt may be quoted text. But in an assistant's message that is
+    # continued, the model wrote the tag.
     last = request.messages[-1].content
     return (
         bool(request.continue_final_message)
@@ -259,7 +269,7 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
 def _may_think(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
     parser = context.parsers.reasoning
     if parser is None:
-        # Nothing is told apart as reasoning.
+        # Without a parser, no part of the output counts as reasoning.
         return False
     variables = template_variables(request)
     if variables.get("enable_thinking") is False or variables.get("thinking") is False:

@@ -1,4 +1,4 @@
-"""Starts a conversation: a checked request becomes engine streams, with a choice for each."""
+"""Turns a checked chat request into streams of the engine, one for each choice of the answer."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ from runtime.service.generation import Generation, generate, new_id, sample_rids
 from runtime.text.decoders import TextDecoder
 from runtime.text.thoughts import ThoughtScan
 
-# The number of the prompt's last tokens that the detokenizer reads.
+# Number of the prompt's last tokens that the text decoder reads before the output: the text of the
+# first output tokens may depend on them.
 _PROMPT_TAIL = 8
 
 
 @dataclass(frozen=True)
 class ChatRun:
-    """The samples of one answer, which are admitted but whose output is not read yet.
+    """The samples of one answer, which are admitted but not read yet.
 
     Attributes:
         id: the answer's id; aborting this id aborts all samples.
@@ -86,10 +87,10 @@ async def open_chat(
     Args:
         body: the decoded body.
         context: the server's context.
-        id_prefix: prefix of a generated id.
+        id_prefix: prefix of the answer's id, if the request names no `rid`.
         prompt: a prompt to use instead of rendering the messages.
-        cuts_output: accept a request for more tokens than fit after the prompt; the answer then
-            ends at the context length.
+        cuts_output: whether a request for more tokens than fit after the prompt is accepted. The
+            answer then ends at the context length.
 
     Raises:
         InvalidRequest: the first error found.
@@ -142,13 +143,13 @@ async def open_chat(
 
 
 class _Checked(NamedTuple):
-    """The settings that follow from a request's fields, which have been checked.
+    """What follows from a request's fields, which have been checked.
 
     Attributes:
-        forms: of its tools.
-        extras: what the engine reports besides tokens.
-        sampling: before grammars of tools and thoughts are known.
-        max_tokens_name: the field that sets the output limit, for errors.
+        forms: in which form the answer reports calls.
+        extras: the requested outputs besides tokens.
+        sampling: sampling parameters, still without the grammars of tools and the thoughts.
+        max_tokens_name: the field that sets the output limit, for error messages.
         has_max_tokens: whether that field is set.
     """
 
@@ -174,10 +175,10 @@ def _checked(body: ChatCompletionRequest, context: OpenAIContext) -> _Checked:
 
 
 def settled(body: ChatCompletionRequest) -> CallForms:
-    """Check a request and return the forms of its tools; see `settle_tools`.
+    """Check a request, and return in which form its answer reports calls; see `settle_tools`.
 
     Raises:
-        InvalidRequest: the first thing wrong.
+        InvalidRequest: the first error found.
     """
     forms = settle_tools(body)
     check_chat_request(body)
@@ -210,7 +211,7 @@ def _sampling(
     body: ChatCompletionRequest, max_tokens: int | None, context: OpenAIContext
 ) -> SamplingParams:
     defaults = {**context.model_defaults, **context.service.sampling_defaults}
-    # Hiding special tokens would hide the markers that clients or our parsers look for.
+    # The texts of special tokens may mark calls or thoughts, so they must be in the output.
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
     return sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)

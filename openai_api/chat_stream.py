@@ -1,4 +1,4 @@
-"""The events of a streamed chat answer, in the order that clients rely on."""
+"""Makes the events of a streamed chat answer, in the order that clients rely on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ async def chat_events(
     options: StreamOptions | None,
     context: OpenAIContext,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield role chunks, deltas as they come, the ends of all choices, and usage if requested.
+    """Yield events: each choice's role, its deltas, its end, and at last the usage if requested.
 
     Args:
-        head: id, created and model, the same in every chunk.
+        head: id, creation time and model, which every event repeats.
         choices: one per sample, still empty.
         chunks: the engine's chunks, each with its choice's index.
         options: what else to report.
@@ -92,7 +92,7 @@ async def chat_events(
 def _logprobs(
     choice: ChatChoice, deltas: Sequence[dict[str, Any]]
 ) -> Iterable[dict[str, Any] | None]:
-    """Return the logprobs of each delta: the first delta with text gets all that are known."""
+    """Return each delta's logprobs: all known ones for the first delta with text, else None."""
     if choice.logprobs is None:
         return (None,) * len(deltas)
     return _placed(choice, deltas)

@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Templates hold the GIL: more threads would only compete with the event loop.
+# Two threads: rendering holds the GIL, so more threads would only compete with the event loop.
 _RENDERING = OffloadPool(
     "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
 )
 
-# Messages of up to this many characters are rendered on the event loop, within this time. A value
-# that is not text counts as `_CHARS_PER_VALUE` characters.
+# Messages of up to this many characters are rendered on the event loop, if rendering takes no
+# longer than `_INLINE_S` seconds. A value that is not text counts as `_CHARS_PER_VALUE` characters.
 _INLINE_CHARS = 32 * 1024
 _CHARS_PER_VALUE = 128
 _INLINE_S = 0.005
 
-# The process is started by the first template that needs it.
+# A process with limits, for templates that might use much time or memory. The first such template
+# starts it.
 _PROCESS = TemplateProcess()
 
 # Variables that the server sets. A request's `chat_template_kwargs` cannot replace them.
@@ -63,34 +64,34 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
-# Reranking models were trained with these words in the prompt.
+# Words in the prompts that reranking models were trained with.
 _YES_OR_NO = 'can only be "yes" or "no"'
-# Names that `--chat-template` takes.
+# Templates that `--chat-template` can name, and their files.
 NAMED_TEMPLATES = {
     "chatml": "chatml.jinja",
     "llama-3": "llama_3.jinja",
     "gemma": "gemma.jinja",
     "qwen3-reranker": "qwen3_reranker.jinja",
 }
-# The limit of a probe's prompt, including the text that a template adds.
+# The most characters of a prompt that is rendered only to find how a template reads content.
 _PROBE_CHARS = 200_000
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class _Compiled:
-    """One template text.
+    """One compiled template.
 
     Attributes:
-        variables: names that the text reads from outside.
-        can_read_parts: whether it may read a message's content in parts.
-        knows_developer: whether it renders the developer role.
-        written: its text constants, in the order of the source.
-        doubt: why the text is rendered in another process; `None` if it is harmless.
+        variables: names of the variables that the template reads.
+        can_read_parts: whether the template may read a message's content as a list of parts.
+        knows_developer: whether the template renders the role `developer`.
+        written: the template's text constants, in the order of the source.
+        doubt: why the template is rendered in a process with limits; `None` if it is harmless.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        # The text is checked before it is compiled, because compiling evaluates constant
-        # expressions.
+        # The template is examined before it is compiled, because compiling evaluates constant
+        # expressions, which may take any time.
         tree = parse_template(source, name)
         self.can_read_parts = can_read_parts(tree)
         self.written = "".join(_texts(tree))
@@ -116,7 +117,7 @@ class _Compiled:
         self.variables = set(found.variables)
 
     def render(self, values: dict[str, Any], max_chars: int, timeout_s: float) -> str | None:
-        """Write the prompt; see `CompiledTemplate.render`."""
+        """Render the prompt; see `CompiledTemplate.render`."""
         if self._template is not None:
             return self._template.render(values, max_chars, timeout_s)
         job = Job(self._job.source, self._job.name, values, max_chars)
@@ -126,10 +127,10 @@ class _Compiled:
 
 
 class ChatTemplate:
-    """The template of a model, or its named templates, compiled once.
+    """The chat template of a model, or its several named templates, compiled once.
 
     Attributes:
-        text: text of the default template.
+        text: source of the default template.
     """
 
     def __init__(
@@ -138,15 +139,15 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         timeout_s: float = RENDER_TIMEOUT_S,
     ) -> None:
-        """Compile.
+        """Compile the templates.
 
         Args:
-            source: the template's text, or texts by name (`default`, `tool_use`).
+            source: the template's source, or several sources by name (`default`, `tool_use`).
             special_tokens: `bos_token`, `eos_token` and the like, for those that exist.
-            timeout_s: how long rendering in this process may take.
+            timeout_s: how long rendering in this process may take, seconds.
 
         Raises:
-            StartupError: a text is not a Jinja template.
+            StartupError: a source is not a Jinja template.
         """
         texts = {"default": source} if isinstance(source, str) else dict(source)
         if not texts:
@@ -160,17 +161,17 @@ class ChatTemplate:
         }
 
     def content_form(self, role: str, *, with_tools: bool) -> ContentForm:
-        """The form in which the content of `role` is read."""
+        """Return the form in which the template reads the content of `role`'s messages."""
         forms = self._forms[with_tools]
         if not forms:
-            # The template cannot read parts, or refuses every probe.
+            # The template cannot read parts, or refuses all messages that it was tried with.
             reads_parts = self.choose(with_tools=with_tools).can_read_parts
             return ContentForm.EITHER if reads_parts else ContentForm.TEXT
-        # A role that the template does not render is read as a user's, if at all.
+        # A role that the template does not render is treated as a user.
         return forms.get(role) or forms.get("user", ContentForm.EITHER)
 
     def describe_content(self) -> str:
-        """The forms of content, for the log."""
+        """Return a description of the content's forms by role, for the log."""
         described = [_described(self._forms[with_tools]) for with_tools in (False, True)]
         if described[0] == described[1]:
             return described[0]
@@ -193,11 +194,11 @@ class ChatTemplate:
 
     @property
     def asks_yes_or_no(self) -> bool:
-        """Whether the template asks for yes or no: whether a document answers a query."""
+        """Whether the template asks the model if a document answers a query, yes or no."""
         return "document" in self.text and _YES_OR_NO in self.text
 
     def choose(self, *, with_tools: bool) -> _Compiled:
-        """Choose the template for this kind of conversation, if the model has several."""
+        """Return the template for conversations with or without tools, if the model has several."""
         if with_tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
         return self._compiled.get("default") or next(iter(self._compiled.values()))
@@ -218,10 +219,11 @@ class ChatTemplate:
         return "\n".join(compiled.written for compiled in self._compiled.values())
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """Do the same as `render`, on a thread if it may take long, so that streams continue.
+        """Render as `render` does, on a thread if it may take long, so that streams continue.
 
-        A hop to a thread takes longer than most renders, so a small render starts on the event
-        loop. If it is slow nevertheless (nested loops, which is rare), it starts again on a thread.
+        Switching to a thread takes longer than most renderings, so a small one is tried on the
+        event loop first. If it is slow nevertheless (nested loops, which is rare), it is repeated
+        on a thread.
         """
         tools, marks = options.get("tools"), options.get("marks")
         given = (messages, tools, options.get("variables"))
@@ -243,16 +245,17 @@ class ChatTemplate:
         marks: Marks | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Write the prompt.
+        """Render the prompt.
 
         Args:
-            messages: role, content and so on, content already in the form the template reads.
-            tools: function descriptions in OpenAI's wrapping.
+            messages: role, content and so on. Contents have the form that the template reads.
+            tools: function descriptions as in OpenAI's `tools`.
             variables: the request's `chat_template_kwargs`; unknown ones are ignored.
-            add_generation_prompt: end with the opening of the assistant's turn.
-            continue_final_message: end inside the last message instead.
-            max_chars: longest text that makes sense for the model.
-            marks: texts put into the request's texts; the rendered text then contains them.
+            add_generation_prompt: whether the prompt ends with the beginning of the assistant's
+                turn.
+            continue_final_message: whether the prompt ends inside the last message instead.
+            max_chars: the longest text that can be a prompt of the model.
+            marks: put around the request's texts, so that they are found in the rendered text.
             timeout_s: seconds that rendering may take; by default the template's own limit.
 
         Raises:
@@ -290,10 +293,10 @@ def _first_rendered(
     max_chars: int,
     timeout_s: float,
 ) -> str | None:
-    """Render the first shape of calls and tools that a template takes.
+    """Render the first combination of call shape and tool shape that the template accepts.
 
     Raises:
-        InvalidRequest: the template takes none; the message is the error of the first shape.
+        InvalidRequest: the template accepts none; the message is the error of the first one.
         RenderTimeout: the time was too short to try all of them.
     """
     refusal: InvalidRequest | None = None
@@ -301,7 +304,7 @@ def _first_rendered(
     for messages in call_shapes(values["messages"]):
         for shown in _tool_shapes(tools):
             if refusal is not None and time.monotonic() > deadline:
-                # If only the time on the event loop was used up, a thread tries again.
+                # On the event loop the time is short; the caller then repeats this on a thread.
                 raise RenderTimeout(refusal.message, param=refusal.param)
             given = {**values, "messages": messages, "tools": shown}
             try:
@@ -319,7 +322,7 @@ def _first_rendered(
 
 
 def _tool_shapes(tools: list[dict[str, Any]] | None) -> list[list[dict[str, Any]] | None]:
-    """Yield tools in OpenAI's wrapping, then as bare functions, which some templates expect."""
+    """Return tools in OpenAI's wrapping, and as bare functions, which some templates expect."""
     return [tools, [tool.get("function", tool) for tool in tools]] if tools else [tools]
 
 
@@ -341,7 +344,11 @@ def _is_small(value: Any) -> bool:
 
 
 def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-    """Return the request's variables that the template reads.
+    """Return those of the request's variables that the template reads.
+
+    Args:
+        given: the request's variables.
+        read: names of the variables that the template reads.
 
     Raises:
         InvalidRequest: a variable is reserved for the server, or documents are not objects.
@@ -383,8 +390,8 @@ def _cut_at_tag(text: str) -> str:
             param="continue_final_message",
         )
     kept = text[:at]
-    # A template that trims its messages removes the space after the tag, so the text is trimmed
-    # too.
+    # If the space at the end of the tag is gone, the template trims its messages, so the kept text
+    # is trimmed too.
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
 
 
@@ -408,7 +415,12 @@ def load_chat_template(
     own: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
 ) -> ChatTemplate | None:
-    """Load `--chat-template` (a file, a name, the text), or else the tokenizer's own template.
+    """Load the template of `--chat-template`, or else the tokenizer's own template.
+
+    Args:
+        option: the option's value: a file, a name of `NAMED_TEMPLATES`, or a template's source.
+        own: the tokenizer's template, or several by name.
+        special_tokens: see `ChatTemplate`.
 
     Returns:
         `None` if the model has no template; then only `/v1/completions` and `/generate` serve the

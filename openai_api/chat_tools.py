@@ -1,8 +1,8 @@
-"""Converts all forms of tools that chat accepts to one, and calls back to the requested form.
+"""Converts all forms of tools in a chat request to functions, and calls back to the sent form.
 
-The rest of the code knows only functions in `tools`. Other forms are converted in the request and
-converted back in the deltas: `functions` and `function_call`, the predecessors of tools; tools of
-type `custom`; a `tool_choice` of type `allowed_tools`.
+The rest of the code knows only functions in `tools`. The other forms are `functions` and
+`function_call`, the predecessors of tools; tools of type `custom`; and a `tool_choice` of type
+`allowed_tools`. They are converted in the request, and converted back in the answer's deltas.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ Delta = dict[str, Any]
 
 @dataclass(frozen=True)
 class CallForms:
-    """How the calls of an answer are reported.
+    """In which form an answer reports calls.
 
     Attributes:
-        customs: names of the tools that are called with text.
-        is_old: the answer has at most one call, in the older field `function_call`.
+        customs: names of the custom tools, whose input is text instead of JSON arguments.
+        is_old: whether the request used `functions`. The answer then has at most one call, in the
+            older field `function_call`.
     """
 
     customs: frozenset[str] = frozenset()
     is_old: bool = False
 
     def writer(self) -> CallWriter | None:
-        """Return the converter of one choice's deltas; None if they stay as they are."""
+        """Return the converter of one choice's deltas; None if deltas need no conversion."""
         return CallWriter(self) if self.customs or self.is_old else None
 
 
 def settle_tools(request: ChatCompletionRequest) -> CallForms:
-    """Convert `tools`, `tool_choice` and earlier calls so that only functions are left.
+    """Convert `tools`, `tool_choice` and earlier calls of a request, so that only functions remain.
 
     Raises:
         InvalidRequest: a form is malformed, or two forms exclude each other.
@@ -66,7 +67,7 @@ def settle_tools(request: ChatCompletionRequest) -> CallForms:
 
 def _settle_message(message: ChatMessage, where: str) -> None:
     if message.role.lower() == "function":
-        # Current templates render the role `tool`, and drop roles that they do not know.
+        # Current templates render the role `tool`, and silently drop unknown roles.
         message.role = "tool"
     if message.function_call is not None:
         call = ToolCall(type="function", function=message.function_call)
@@ -103,7 +104,7 @@ def _replace_functions(request: ChatCompletionRequest) -> None:
         if isinstance(choice, NamedFunction)
         else choice
     )
-    # `function_call` has room for one call.
+    # The answer's `function_call` has room for one call.
     request.parallel_tool_calls = False
     request.functions = request.function_call = None
 
@@ -158,7 +159,7 @@ def _settled_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> N
             )
     if not names:
         raise InvalidRequest("tool_choice.allowed_tools has no tools.", param="tool_choice")
-    # The prompt still shows all tools, so the prefix cache matches it on every turn.
+    # The prompt still shows all tools, so that it matches the prefix cache on every turn.
     tools = [tool for name, tool in offered.items() if name in names]
     return NamedToolChoice(
         type="allowed_tools", allowed_tools=AllowedTools(mode=allowed.mode, tools=tools)
@@ -173,18 +174,18 @@ def _name_of(tool: dict[str, Any]) -> str | None:
 
 @dataclass
 class CallWriter:
-    """Rewrites the deltas of one choice; deltas without calls stay as they are."""
+    """Rewrites the calls in one choice's deltas to the form of the request's tools."""
 
     forms: CallForms
     _open: dict[str, Any] | None = None
     _arguments: list[str] = field(default_factory=list)
 
     def rewritten(self, deltas: list[Delta], *, over: bool) -> list[Delta]:
-        """Return the deltas in the requested form.
+        """Return the deltas with calls in the form of the request's tools.
 
         Args:
-            deltas: deltas whose tool calls have the form of functions.
-            over: no more deltas follow.
+            deltas: deltas whose calls are function calls.
+            over: whether these are the last deltas.
         """
         found: list[Delta] = []
         for delta in deltas:
@@ -203,7 +204,7 @@ class CallWriter:
                 self._open = delta
         if self._open is None:
             return [*found, delta]
-        # The text inside the JSON is known only once the JSON is complete.
+        # A custom tool's input is sent at once, because it is only known when the JSON is complete.
         self._arguments.append(part["function"]["arguments"])
         return found
 

@@ -1,7 +1,7 @@
 """Reads the constraint on an answer from the fields that can set one; a request has at most one.
 
-A field of another server has the meaning that it has there. An unsupported field is refused: an
-answer that ignores its constraint is worse than an error.
+A field that comes from another server's API means what it means there. An unsupported field is
+refused, because an answer that ignores its constraint is worse than an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime.requests.sampling_params import GrammarKind, GrammarSpec
 _HINT = "response_format says what an answer must look like"
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# A reader takes a field's value, and its name for errors. It returns `None` for no constraint.
+# Reads one field: takes its value, and its name for errors; returns `None` for no constraint.
 _Reader = Callable[[Any, str], GrammarSpec | None]
 
 
@@ -70,19 +70,19 @@ def _not_done(value: Any, name: str) -> None:
 
 
 def _ignored(value: Any, name: str) -> None:
-    """Ignore a field that chooses the grammar library: the answer is the same."""
+    """Ignore a field that chooses the grammar library, because the answer does not depend on it."""
 
 
 _FIELDS: dict[str, _Reader] = {
     "response_format": lambda value, _: constraint_of(value),
-    # SGLang's names.
+    # Fields of SGLang.
     "json_schema": _json_of("json_schema"),
     "regex": _text_of("regex"),
     "ebnf": _text_of("ebnf"),
     "structural_tag": _json_of("structural_tag"),
-    # llama.cpp's.
+    # Fields of llama.cpp.
     "grammar": _text_of("ebnf"),
-    # vLLM's, the older ones first.
+    # Fields of vLLM, the older ones first.
     "guided_json": _json_of("json_schema"),
     "guided_regex": _text_of("regex"),
     "guided_choice": _choice,
@@ -108,7 +108,7 @@ _STRUCTURED_OUTPUTS: dict[str, _Reader] = {
 
 
 def requested_constraint(request: GenerationFields) -> GrammarSpec | None:
-    """Return the constraint of a body; `None` for free text.
+    """Return the constraint that a body sets; `None` if it sets none.
 
     Raises:
         InvalidRequest: there are several constraints, or one is malformed or unsupported.

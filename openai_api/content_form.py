@@ -1,9 +1,9 @@
-"""Finds the form in which a chat template reads content: text, a list of parts, or either.
+"""Finds in which form a chat template reads a message's content: text, a list of parts, or either.
 
-Many templates accept both forms. Some loop over parts and drop a plain text without an error. Some
-print a list as Python writes it. Some differ by role. vLLM looks for loops in the syntax tree and
-decides once for all roles. Here the tree only shows whether the template can read parts at all;
-then each role is rendered in both forms.
+Many templates accept both forms. But some loop over parts, and silently drop a plain text. Some
+print a list as Python writes it. Some differ by role. So each role is rendered with a test message
+in both forms. (vLLM looks for loops in the template's syntax tree and decides once for all roles.)
+The syntax tree is used here only to see whether the template can read parts at all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Content = str | list[dict[str, Any]]
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str | None]
 
 _MARK = "zqcontentzq"
-# These texts show that a part was printed as Python or JSON, not as its text.
+# Matches where a template printed a part as Python or JSON instead of its text.
 _WRITTEN_OUT = re.compile(rf"""['"]text['"]\s*:\s*['"]{_MARK}""")
-# Mistral's templates require an id of nine characters.
+# A test call. Its id has nine characters, because Mistral's templates refuse others.
 _CALL = {
     "id": "abcdefghi",
     "type": "function",
@@ -40,7 +40,7 @@ _TOOL = {
 
 
 class ContentForm(StrEnum):
-    """The form of content that a template accepts for a role."""
+    """The form of content that a template accepts for a role: a text, a list of parts, or both."""
 
     TEXT = "text"
     PARTS = "parts"
@@ -51,7 +51,7 @@ Forms = Mapping[str, ContentForm]
 
 
 def in_form(content: Content, form: ContentForm) -> Content:
-    """Convert `content` to `form`; a list stays a list unless all of its parts are texts."""
+    """Convert `content` to `form`. A list stays a list if one of its parts is not a text."""
     if form is ContentForm.PARTS and isinstance(content, str):
         return [{"type": "text", "text": content}]
     if form is not ContentForm.TEXT or isinstance(content, str):
@@ -67,24 +67,24 @@ def can_read_parts(tree: nodes.Template) -> bool:
     """Whether a template uses the key `text`, as every template that reads parts does."""
     if any(node.attr == "text" for node in tree.find_all(nodes.Getattr)):
         return True
-    # `text` may be a key, or be in `selectattr("type", "equalto", "text")` or
+    # The key may also be a string constant, as in `selectattr("type", "equalto", "text")` or
     # `map(attribute="text")`.
     return any(node.value == "text" for node in tree.find_all(nodes.Const))
 
 
 def find_forms(render: Render, *, with_tools: bool) -> dict[str, ContentForm]:
-    """Render each role's content in both forms.
+    """Find the form of each role's content by rendering test messages.
 
     Args:
         render: renders the template.
         with_tools: whether the conversations offer a tool.
 
     Returns:
-        The form for each role whose content appeared in the prompt.
+        The form for each role whose content appeared in a rendered prompt.
     """
     tools = [_TOOL] if with_tools else None
     forms: dict[str, ContentForm] = {}
-    # The user's form is found first: the conversations for the other roles contain a user message.
+    # The user comes first, because the other roles' test conversations contain a user message.
     for role in ("user", "assistant", "system", "developer", "tool", "function"):
         for before, after in _around(role, forms):
             shown = [
@@ -111,7 +111,7 @@ def _said(role: str, form: ContentForm) -> Message:
 
 
 def _around(role: str, forms: Forms) -> Iterator[tuple[list[Message], list[Message]]]:
-    """Yield messages to put around one of `role`, the most likely to be accepted first."""
+    """Yield messages to put before and after one of `role`, the most widely accepted first."""
 
     def filler(of: str, text: str) -> Message:
         return {"role": of, "content": in_form(text, forms.get(of, ContentForm.EITHER))}

@@ -1,4 +1,4 @@
-"""Message parts made from other wires' texts and images."""
+"""Makes chat message parts from the texts and images of requests to the other APIs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MAX_KIND_CHARS = 64
 
 
 def note(kind: str) -> str:
-    """Return the placeholder for a block or part that cannot be shown."""
+    """Return the text that replaces a part of type `kind` that the model cannot read."""
     return f"[{kind[:_MAX_KIND_CHARS]}: not shown, this model reads text only]"
 
 
 def text_part(text: str) -> ContentPart:
-    """A text part."""
+    """Return a text part."""
     return ContentPart(type="text", text=text)
 
 
 def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
-    """An image part.
+    """Return an image part.
 
     Args:
-        url: an address, a data URL or base64; `None` if the request names none.
-        where: the image's place in the request, for errors.
+        url: an address, a data URL or base64; `None` if the request has none.
+        where: the image's path in the request, for errors.
         sees: whether the model takes images.
 
     Raises:
@@ -39,7 +39,7 @@ def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
 
 
 def inline_image(data: str) -> str:
-    """Make the data URL of a base64 image, whose format is read from its content."""
+    """Return the data URL of a base64 image; the image's format is read from its content later."""
     return f"data:image/any;base64,{data}"
 
 
@@ -51,7 +51,7 @@ def joined(parts: list[ContentPart]) -> Content:
 
 
 def merged(parts: list[ContentPart]) -> Content:
-    """Make a content from parts that came one by one: neighbouring texts become one text.
+    """Join parts to a content in which neighboring texts are one text.
 
     Empty texts at the beginning are omitted.
     """

@@ -1,4 +1,4 @@
-"""Converts tools that are called with plain text to functions with one argument, and back."""
+"""Converts custom tools, which take plain text, to functions with one argument, and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _PARAMETERS = {
 def custom_function(
     name: str, description: str | None, grammar: CustomGrammar | None
 ) -> dict[str, Any]:
-    """Make the function that stands for a tool with plain text.
+    """Return the function that stands for a custom tool.
 
     Args:
         name: the name of the tool and the function.
         description: a description for the model to read.
-        grammar: a grammar that the text should follow, shown to the model. A regular expression
-            becomes part of the function's schema, so it is enforced wherever schemas are.
+        grammar: a grammar that the text should follow. It is shown to the model. A regular
+            expression also becomes part of the function's schema, so it is enforced wherever
+            schemas are.
     """
     function: dict[str, Any] = {"name": name}
     parts = [part for part in (description, grammar and grammar.definition) if part]
@@ -40,7 +41,7 @@ def custom_function(
 
 
 def _whole(pattern: str) -> str:
-    """`pattern` anchored so that the whole text must match."""
+    """Return `pattern` with anchors, so that it must match the whole text."""
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and not inner.endswith("\\$"):
         inner = inner[:-1]
@@ -48,20 +49,20 @@ def _whole(pattern: str) -> str:
 
 
 def arguments_of(text: str) -> dict[str, str]:
-    """Return the function's arguments for a call with `text`."""
+    """Return the arguments of the function for a call of the custom tool with `text`."""
     return {_INPUT: text}
 
 
 def text_of(arguments: str) -> str:
-    """Return the text of a call; all of `arguments` if they have another form.
+    """Return the text of a call of a custom tool; all of `arguments` if they have another form.
 
     Args:
-        arguments: JSON, or the beginning of it where the output ended early.
+        arguments: the function's arguments as JSON, or their beginning if the output was cut.
     """
     try:
         given = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        # The JSON has half a surrogate pair, which is not valid text.
+        # An escape in the JSON is half a surrogate pair, which is not valid text.
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

@@ -1,7 +1,7 @@
-"""Grammars for a `tool_choice` that forces a call: the model can write only calls.
+"""Grammars for a `tool_choice` that forces a call, so that the model can write only calls.
 
-The output is a JSON array of `{"name", "parameters"}` objects, independent of the model's own form
-of calls. So no tool-call parser is needed.
+The output is a JSON array of objects with `name` and `parameters`. It does not depend on the format
+in which the model writes calls by itself, so no tool-call parser is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def forces_call(request: ChatCompletionRequest) -> bool:
-    """Whether the answer must be a call."""
+    """Whether the request demands that the answer is a tool call."""
     choice = request.tool_choice
     if not isinstance(choice, NamedToolChoice):
         return choice == "required"
@@ -27,10 +27,10 @@ def forces_call(request: ChatCompletionRequest) -> bool:
 
 
 def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
-    """Build the grammar for the output of a checked request that forces a call.
+    """Return the grammar for the output of a checked request that forces a call.
 
     Raises:
-        InvalidRequest: a function's parameters are not a schema that a grammar can follow.
+        InvalidRequest: a function's parameters are not a JSON schema that a grammar can follow.
     """
     choice = request.tool_choice
     named = choice.function if isinstance(choice, NamedToolChoice) else None
@@ -43,8 +43,8 @@ def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
             continue
         parameters = function.get("parameters") or _ANY_OBJECT
         check_schema(parameters, f"tools[{index}].function.parameters")
-        # References begin at the root. Each schema moves to `$defs`, so its references are changed
-        # too.
+        # A `$ref` is a path from the root of its schema. As each schema is moved into `$defs`, its
+        # references are changed to the new paths.
         shared[f"tool{index}"] = _moved(parameters, f"#/$defs/tool{index}")
         calls.append(
             {

@@ -1,7 +1,7 @@
-"""Builds prompts for `suffix` of a completion: the model writes the text before the suffix.
+"""Makes prompts for a completion's `suffix`: the model writes the text between prompt and suffix.
 
-Models trained to fill in the middle have special tokens that separate the parts. The tokenizer's
-added tokens show which form a model uses.
+Models that were trained to fill in the middle have special tokens that separate the parts. Which
+format a model uses is seen from the added tokens of its tokenizer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.text.encoding import encode_prompts
 from runtime.text.tokenizer import Tokenizer
 
-# This character, put before a text, keeps tokenizers from adding a space there. No tokenizer merges
-# it with the text.
+# A character that is put before the suffix, so that the tokenizer does not add a space there. No
+# tokenizer merges it with the text. Its tokens are removed afterwards.
 _GUARD = "☺"
 # A full-width vertical bar, which looks like the ASCII one.
 _BAR = "\uff5c"
@@ -26,13 +26,14 @@ _BAR = "\uff5c"
 
 @dataclass(frozen=True)
 class InfillForm:
-    """The infill prompt of a family of models: three tokens, each of which precedes its part.
+    """The infill prompt of a family of models: three special tokens, each before its part.
 
     Attributes:
-        prefix, suffix, middle: texts of the tokens; the model writes the middle.
-        ends: tokens that end the middle, besides the model's end of text; the tokenizer may lack
-            some.
-        joins_suffix: the suffix is encoded without the space that the tokenizer adds before text.
+        prefix, suffix, middle: texts of the special tokens; the model writes the middle.
+        ends: texts of tokens that end the middle, besides the model's end of text. The tokenizer
+            may lack some of them.
+        joins_suffix: whether the suffix is encoded without the space that the tokenizer adds before
+            a text.
     """
 
     prefix: str
@@ -65,11 +66,12 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Infill:
-    """A form as token ids of a tokenizer.
+    """An infill format with the token ids of one tokenizer.
 
     Attributes:
         begin: ids that the tokenizer puts before every prompt.
-        stop_ids: tokens that end the middle.
+        prefix_id, suffix_id, middle_id: ids of the three special tokens.
+        stop_ids: ids of the tokens that end the middle.
     """
 
     tokenizer: Tokenizer
@@ -82,7 +84,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """Find the first form whose tokens the tokenizer has; None if there is none."""
+        """Return the first format whose tokens the tokenizer has; None if there is none."""
         if tokenizer.is_missing:
             return None
         ids = {
@@ -103,7 +105,7 @@ class Infill:
     async def encode(
         self, prompts: Sequence[str | list[int]], suffix: str, limits: EngineLimits
     ) -> list[list[int]]:
-        """Encode prompts that request the text between each prompt and `suffix`.
+        """Return a prompt, as token ids, for the text between each of `prompts` and `suffix`.
 
         Raises:
             InvalidRequest: the texts together are too long, or one has half a surrogate pair.
@@ -121,16 +123,16 @@ class Infill:
         return [[*self.begin, self.prefix_id, *part, *end] for part in parts]
 
     def ending(self, sampling: SamplingParams) -> SamplingParams:
-        """Add the tokens that end the middle to the stop tokens of `sampling`."""
+        """Return `sampling` with the tokens that end the middle among its stop tokens."""
         stops = sorted({*sampling.stop_token_ids, *self.stop_ids})
         return msgspec.structs.replace(sampling, stop_token_ids=stops)
 
 
 def required_infill(infill: Infill | None) -> Infill:
-    """The model's form.
+    """Return `infill` if the model has an infill format.
 
     Raises:
-        InvalidRequest: the model has no infill form.
+        InvalidRequest: the model has none.
     """
     if infill is None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Follows one JSON value in text that arrives in pieces, to its end or to its first error."""
+"""Checks one JSON value in text that arrives in pieces, up to its end or its first error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from enum import Enum, auto
 
-# The deepest JSON for clients. Some clients have limits that are only little higher.
+# The deepest nesting of JSON that is sent to clients; some clients allow only little more.
 MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"[0-9]*")
 _LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
 _ESCAPED = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
-# The next state in a number, by its state and character; digits that follow digits are skipped.
+# For each state inside a number, the next state by character; `d` is any digit but 0.
 _NUMBER = {
     "sign": {"0": "zero", "d": "int"},
     "zero": {".": "point", "e": "e"},
@@ -44,16 +44,16 @@ class _Place(Enum):
 
 
 class JsonValue:
-    """Follows one value.
+    """Reads one JSON value, piece by piece.
 
     Attributes:
-        is_done: the value is complete.
-        is_broken: the text is not JSON, or nests deeper than allowed.
-        open: the closing brackets still to come, the innermost last.
+        is_done: whether the value is complete.
+        is_broken: whether the text is not JSON, or nests deeper than allowed.
+        open: the closing brackets that are still missing, the innermost last.
     """
 
     def __init__(self, max_depth: float = math.inf) -> None:
-        """Expect a value with up to `max_depth` nested brackets, perhaps after whitespace."""
+        """Expect a value with at most `max_depth` nested brackets, perhaps after whitespace."""
         self.is_done = False
         self.is_broken = False
         self._max_depth = max_depth
@@ -61,21 +61,21 @@ class JsonValue:
         self.open: list[str] = []
         self._is_key = False
         self._number = ""
-        # The characters still to come: of a literal, or one for each missing hex digit of an
-        # escape.
+        # The characters that are still missing: the rest of a literal, or one character for each
+        # missing hex digit of an escape.
         self._rest = ""
 
     @property
     def is_string(self) -> bool:
-        """Whether the text ends, or is broken, within a string."""
+        """Whether the text so far ends inside a string."""
         return self._place in (_Place.STRING, _Place.ESCAPE)
 
     def ending_with(self, rest: str) -> str:
-        """Return the text that completes a broken value: `rest` becomes a string where JSON ended.
+        """Return the text that completes a broken value: it contains `rest` as a JSON string.
 
         Args:
-            rest: the text from where reading ended. Brackets at its end that close the value are
-                not part of the string.
+            rest: the text from the character that broke the value. Brackets at its end that would
+                close the value are not part of the string.
         """
         text = json.dumps(_without(rest, self.open), ensure_ascii=False)
         more = f", {text}"
@@ -87,7 +87,7 @@ class JsonValue:
             case _Place.STRING:
                 more = text[1:]
             case _Place.ESCAPE:
-                # Digits of a character, or the backslash itself.
+                # The missing hex digits of an escape, or a second backslash.
                 more = f"{'0' * len(self._rest) or chr(92)}{text[1:]}"
             case _Place.NUMBER:
                 more = f"0{more}"
@@ -109,8 +109,8 @@ class JsonValue:
         """Read `text` from `begin` on.
 
         Returns:
-            The position where reading ended: the end of `text`, the end of the value, or a
-            character that cannot be a part of the value.
+            The position where reading ended: the end of `text`, the end of the value, or the
+            character that broke the value.
         """
         place, end = begin, len(text)
         while place < end and not (self.is_done or self.is_broken):
@@ -206,7 +206,7 @@ class JsonValue:
         if following is None:
             if self._number not in _NUMBER_ENDS:
                 return self._break(place)
-            # The character after a number shows that the number is complete.
+            # The number ended before this character, which is not read here.
             self._end_value()
             return place
         self._number = following
@@ -239,7 +239,7 @@ class JsonValue:
 
 
 def _without(rest: str, closers: list[str]) -> str:
-    """Return `rest` without the closing brackets at its end, if they are exactly `closers`."""
+    """Return `rest` without the brackets at its end, if they are exactly `closers`."""
     kept = rest.rstrip()
     for closer in closers:
         if not kept.endswith(closer):

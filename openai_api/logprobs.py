@@ -1,4 +1,4 @@
-"""Writes log-probabilities in OpenAI's forms: chat's `content` entries, and completions' lists."""
+"""Reads and writes log-probabilities in OpenAI's two formats: chat entries, completions' lists."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_CHAT_TOP = 20
 
 
 def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
-    """Parse `logprobs` and `top_logprobs` of a chat.
+    """Read `logprobs` and `top_logprobs` of a chat request; return None if neither is requested.
 
     Raises:
-        InvalidRequest: `top_logprobs` out of range, or without `logprobs`.
+        InvalidRequest: `top_logprobs` is out of range, or comes without `logprobs`.
     """
     if top is not None and not 0 <= top <= MAX_CHAT_TOP:
         raise InvalidRequest(
@@ -33,7 +33,9 @@ def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
 
 
 def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None:
-    """Parse `logprobs` of a completion; with `echo`, the prompt is included.
+    """Read `logprobs` of a completion request; return None if it is not requested.
+
+    With `echo`, log-probabilities of the prompt's tokens are included.
 
     Raises:
         InvalidRequest: `logprobs` is not a number, or is out of range.
@@ -49,7 +51,7 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
 
 
 def chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
-    """Write a token in chat's form."""
+    """Return a token with its log-probability in the format of chat."""
     data = pieces.data(token_id)
     return {"token": data.decode(errors="replace"), "bytes": [*data], "logprob": value}
 
@@ -58,7 +60,7 @@ _Rows = list[tuple[list[int], LogprobRows]]
 
 
 def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator[Any]:
-    """Call `make` for each token with its id, its rows and its index in the rows."""
+    """Call `make` for each token, with its id, its `LogprobRows` and its index in them."""
     for token_ids, logprobs in rows:
         for at in range(len(logprobs)):
             yield make(token_ids[at], logprobs, at)
@@ -66,10 +68,13 @@ def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator
 
 @dataclass
 class CompletionLogprobs:
-    """The lists of one choice's `logprobs`; a stream takes the entries since its last event.
+    """The lists in one choice's `logprobs`. A stream takes the new entries with each event.
 
     Attributes:
-        num_values: number of values added so far.
+        pieces: the text of single tokens.
+        spec: what the request asks for.
+        prompt: the prompt's token ids.
+        num_values: number of log-probabilities added so far.
     """
 
     pieces: TokenPieces
@@ -81,12 +86,12 @@ class CompletionLogprobs:
     _num_prompt_done: int = 0
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Add a chunk: the echoed prompt first, then its tokens."""
-        # If a prompt is only scored, the token after it is not part of the answer.
+        """Add a chunk's log-probabilities: those of the echoed prompt, then those of its tokens."""
+        # A request that generates no token still has a report on the next token, which is dropped.
         inputs, outputs = inputs_of(chunk), outputs_of(chunk)[: len(chunk.token_ids)]
         self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
-            # The first token has no log-probability, because no token precedes it.
+            # The prompt's first token has no log-probability, because no token precedes it.
             self._first = self.prompt[:1]
             self._num_prompt_done = 1
         begin = self._num_prompt_done
@@ -97,7 +102,7 @@ class CompletionLogprobs:
         )
 
     def take(self) -> dict[str, Any]:
-        """Return the lists since the last call."""
+        """Return the lists with the entries since the last call."""
         first, self._first = self._first, []
         rows, self._rows = self._rows, []
         text, num_top = self.pieces.spelled, self.spec.top_num
@@ -107,8 +112,8 @@ class CompletionLogprobs:
             found: dict[str, float] = {}
             for value, each in zip(*logprobs.top_columns(at), strict=True):
                 key = text(each)
-                # Several tokens may have the same text. The text is then the key of the most
-                # probable token.
+                # Several tokens may have the same text. It is the key of the most probable one; the
+                # others have their id as the key.
                 found[key if key not in found else f"token_id:{each}"] = value
             return found
 

@@ -1,4 +1,4 @@
-"""Finds the end of a value that has stopped being JSON, in text that arrives in pieces."""
+"""Finds the end of a value that is no valid JSON, in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 class LooseRest:
-    """Follows the rest of a broken value by its quotes and brackets only.
+    """Reads the rest of a broken JSON value, where only quotes and brackets count.
 
-    The value ends where the last bracket closes, or before one of the texts `ends`, which cannot
-    be part of it.
+    The value ends where its outermost bracket closes, or before one of the texts `ends`, which
+    cannot be part of the value.
 
     Attributes:
-        is_done: the end was found.
-        is_at_end: the value ended before one of `ends`, which is not read.
-        is_held: the unread text may be the beginning of one of `ends`.
+        is_done: whether the end was found.
+        is_at_end: whether the value ended before one of `ends`, which is left unread.
+        is_held: whether the unread text may be the beginning of one of `ends`.
     """
 
     def __init__(self, value: JsonValue, ends: Sequence[str]) -> None:
-        """Continue where `value` broke. The value began with a bracket; `ends` are looked for."""
+        """Continue at the character that broke `value`, which began with a bracket."""
         self.is_done = self.is_at_end = self.is_held = False
         self._open = list(value.open)
         self._num_open = {closer: self._open.count(closer) for closer in _CLOSERS.values()}
@@ -38,8 +38,8 @@ class LooseRest:
         """Read `text` from `begin` on.
 
         Returns:
-            Where reading ended: at the end of `text`, after the value, or before one of `ends` or
-            its possible beginning.
+            The position where reading ended: the end of `text`, the end of the value, or the
+            beginning of a text that is or may become one of `ends`.
         """
         place, end = begin, len(text)
         self.is_held = False
@@ -73,7 +73,7 @@ class LooseRest:
             self._open.append(_CLOSERS[char])
             self._num_open[_CLOSERS[char]] += 1
         elif self._num_open.get(char):
-            # The bracket also closes inner brackets that were left open.
+            # A bracket also closes the inner brackets that were left open.
             while (closed := self._open.pop()) != char:
                 self._num_open[closed] -= 1
             self._num_open[char] -= 1

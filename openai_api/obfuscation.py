@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-# Chunks are padded to multiples of this many bytes: tokens are shorter.
+# Events are padded to a multiple of this many bytes, which is longer than the text of a token.
 _STEP = 32
 
 
 def obfuscation_of(said: Any) -> str:
-    """Return the padding of a chunk whose content is the JSON value `said`."""
-    # Lists that are encoded in pieces are not counted: they hold numbers, not text.
+    """Return the padding for an event whose text is in the JSON value `said`."""
+    # Lists that are encoded while they are sent do not count, because they have numbers, not text.
     missing = -len(orjson.dumps(said, default=lambda _: None)) % _STEP
     return secrets.token_urlsafe(_STEP)[:missing]

@@ -1,4 +1,4 @@
-"""The context of the OpenAI routes: the service, and objects that only this wire needs."""
+"""The context of the OpenAI routes: the service, and objects that only these routes need."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAIContext:
-    """The service as the OpenAI routes see it.
+    """The service, and what the OpenAI routes need besides it.
 
     Attributes:
         service: the context that all APIs share.
-        chat_template: the model's chat template; `None` if the model has none, and chat is then
-            refused with advice.
-        model_defaults: sampling defaults from the model's files, for chat only; the operator's
-            take precedence.
-        parser_names: the parsers that both options resolve to.
-        created: Unix time reported as the model's creation time.
-        responses: stored responses, which later turns continue; None if they are not stored.
+        chat_template: the model's chat template; `None` if the model has none. Then chat requests
+            are refused.
+        model_defaults: sampling defaults from the model's files, used for chat only. Defaults of
+            the operator take precedence.
+        parser_names: the chosen parsers for reasoning and for tool calls.
+        parsers: makes the parsers of an answer.
+        created: Unix time that is reported as the model's creation time.
+        responses: stored responses, which later requests continue; None if they are not stored.
         background_responses: responses that run in the background.
         batch_service: files and batches; None if they are not stored.
     """
@@ -57,26 +58,26 @@ class OpenAIContext:
 
     @cached_property
     def id_form(self) -> IdForm | None:
-        """The form of calls' ids; None if the model accepts any id."""
+        """The form of call ids that the model needs; None if it accepts any id."""
         return id_form_of(self.parsers.tools, self.chat_template)
 
     @cached_property
     def split_tokens(self) -> SplitTokens:
-        """The tokens that `split_special_tokens` splits; found on first use."""
+        """Encodes text without special tokens, for `split_special_tokens`; made on first use."""
         written = "" if self.chat_template is None else self.chat_template.written_by_all
         return SplitTokens(self.service.tokenizer, written)
 
     @cached_property
     def infill(self) -> Infill | None:
-        """The prompt form for `suffix`; None if the model was not trained to fill in the middle."""
+        """The prompt format for `suffix`; None if the model cannot fill in the middle."""
         return Infill.of(self.service.tokenizer)
 
 
 def make_context(service: ServiceContext) -> OpenAIContext:
-    """Build the context from the server's options; compiles the chat template.
+    """Make the context from the server's options, with the compiled chat template.
 
     Raises:
-        StartupError: the template does not parse, or a parser's name is unknown.
+        StartupError: the template cannot be parsed, or a parser's name is unknown.
     """
     http, tokenizer = service.config.http, service.tokenizer
     use_model_defaults = http.sampling_defaults == "model"

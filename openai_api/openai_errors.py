@@ -1,6 +1,6 @@
-"""Errors on the OpenAI wire: one body serves OpenAI's clients and SGLang's.
+"""The errors of the OpenAI API, in one body for both OpenAI's and SGLang's clients.
 
-OpenAI's clients read the nested `error` object; SGLang's read the flat keys beside it.
+OpenAI's clients read the nested object `error`. SGLang's clients read the keys beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OpenAIErrorDetail(TypedDict):
 
 
 class OpenAIErrorBody(TypedDict):
-    """An error's body."""
+    """The body of an error response; the keys besides `error` are for SGLang's clients."""
 
     object: Literal["error"]
     message: str
@@ -37,7 +37,10 @@ class OpenAIErrorBody(TypedDict):
 
 
 class StreamedErrorDetail(TypedDict):
-    """The error of a stream, for both kinds of client; `code` is OpenAI's."""
+    """The object `error` in a stream's error event, which both kinds of clients read.
+
+    `code` is OpenAI's error code.
+    """
 
     object: Literal["error"]
     message: str
@@ -47,7 +50,7 @@ class StreamedErrorDetail(TypedDict):
 
 
 class StreamedErrorBody(TypedDict):
-    """The error event that ends a stream."""
+    """The data of the error event that ends a stream."""
 
     object: Literal["error"]
     message: str
@@ -59,7 +62,12 @@ class StreamedErrorBody(TypedDict):
 
 @dataclass(frozen=True)
 class _Kind:
-    """The names of one status: OpenAI's in the nested object, SGLang's in the flat keys."""
+    """The names of an error type for one HTTP status.
+
+    Attributes:
+        nested: OpenAI's name, in the nested object.
+        flat: SGLang's name, in the keys beside it.
+    """
 
     nested: str
     flat: str
@@ -81,16 +89,16 @@ KINDS: Mapping[int, _Kind] = {
 
 
 def error_event(error: Exception) -> bytes:
-    """The error as an event of a stream that has already begun with status 200."""
+    """Return the error as an event of a stream that has already begun with status 200."""
     body = error_body(describe_error(error))
-    # In a stream both kinds of client read `error`, so it has OpenAI's keys.
+    # In a stream, both kinds of clients read `error`, so it has the keys that both need.
     detail: StreamedErrorDetail = {"object": body["object"], **body["error"]}
     streamed: StreamedErrorBody = {**body, "error": detail}
     return b"data: " + orjson.dumps(streamed) + b"\n\n"
 
 
 def error_body(info: ErrorInfo) -> OpenAIErrorBody:
-    """Build the body with OpenAI's nested object and SGLang's flat keys."""
+    """Return the body of an error response."""
     kind = KINDS.get(info.status, KINDS[400 if info.status < 500 else 500])
     message = info.message[:MAX_MESSAGE_CHARS]
     return {

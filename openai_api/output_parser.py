@@ -1,7 +1,7 @@
-"""Splits a model's output into reasoning, text and tool calls.
+"""Splits a model's output into reasoning, content and tool calls.
 
-A streamed answer is fed piece by piece and a whole answer at once. The results are the same,
-because both use one state machine.
+A streamed answer is fed piece by piece, a complete answer at once. Both use the same state machine,
+so the results are the same.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from openai_api.tool_parsers.tool_parser import CallArguments, CallBegin, ToolPa
 
 @dataclass(frozen=True)
 class ReasoningText:
-    """More reasoning."""
+    """An event: more text of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ContentText:
-    """More of the answer."""
+    """An event: more text of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class BeginCall:
-    """A tool call begins; `index` counts the calls, `id` is the model's own id, if any."""
+    """An event: a tool call begins.
+
+    `index` is its number in the answer. `id` is the id that the model wrote, or that its family
+    needs; `None` if there is neither.
+    """
 
     index: int
     name: str
@@ -39,7 +43,7 @@ class BeginCall:
 
 @dataclass(frozen=True)
 class MoreArguments:
-    """More of a call's arguments, as JSON text."""
+    """An event: more text of a call's arguments, which are JSON."""
 
     index: int
     text: str
@@ -47,7 +51,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """A call ends. If it is not complete, its arguments are cut off or not JSON."""
+    """An event: a call ends. If it is not complete, its arguments are cut off or not JSON."""
 
     index: int
     is_complete: bool
@@ -58,7 +62,7 @@ OutputEvent = ReasoningText | ContentText | BeginCall | MoreArguments | EndCall
 
 @dataclass(frozen=True)
 class Call:
-    """A whole tool call: its events combined."""
+    """A whole tool call, combined from its events."""
 
     index: int
     name: str
@@ -67,7 +71,7 @@ class Call:
 
 
 class OutputParser:
-    """Splits off reasoning first, then finds tool calls in the rest. Both steps are optional."""
+    """Splits off the reasoning first, then finds tool calls in the rest. Both are optional."""
 
     def __init__(
         self,
@@ -77,13 +81,14 @@ class OutputParser:
         stream_reasoning: bool = True,
         ids: AnswerIds | None = None,
     ) -> None:
-        """Read from the beginning.
+        """Start at the beginning of an output.
 
         Args:
             reasoning: splits the reasoning off.
             tools: finds calls in the rest.
-            stream_reasoning: if false, reasoning comes in one piece when it ends.
-            ids: ids of the calls; by default the model's own.
+            stream_reasoning: whether reasoning is returned as it arrives; else in one piece at its
+                end.
+            ids: makes the ids of calls; by default calls keep the ids that the model writes.
         """
         self._reasoning = reasoning
         self._tools = tools
@@ -94,16 +99,16 @@ class OutputParser:
 
     @property
     def splits_thoughts(self) -> bool:
-        """Whether thoughts are split off; otherwise they stay in the content."""
+        """Whether reasoning is split off; otherwise it stays in the content."""
         return self._reasoning is not None and self._reasoning.splits
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether some of the output was reasoning."""
+        """Whether some of the output so far was reasoning."""
         return self._reasoning is not None and self._reasoning.has_reasoned
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Add more output and return the new events."""
+        """Add more output; return the new events."""
         if self._reasoning is None:
             return self._content(text)
         return self._split(self._reasoning.feed(text), over=not self._reasoning.is_reasoning)
@@ -156,7 +161,7 @@ class OutputParser:
 
 
 class WholeCalls:
-    """Combines the events of each call, for wires that send whole calls."""
+    """Combines the events of each call to one `Call`, for APIs that send whole calls."""
 
     def __init__(self) -> None:
         """Begin outside a call."""
@@ -164,7 +169,7 @@ class WholeCalls:
         self._arguments: list[str] = []
 
     def feed(self, events: Iterable[OutputEvent]) -> Iterator[ReasoningText | ContentText | Call]:
-        """Return the events; one `Call` at a call's end replaces all events of this call."""
+        """Yield the events, with one `Call` at the end of each call in place of its events."""
         for event in events:
             if isinstance(event, BeginCall):
                 self._name, self._arguments = event.name, []

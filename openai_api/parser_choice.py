@@ -1,4 +1,4 @@
-"""Chooses the server's parsers: named by the operator, or recognised from the model's files."""
+"""Chooses the parsers of reasoning and tool calls: from the options, or from the model's files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class _Recognisable(Protocol):
 
 @dataclass(frozen=True)
 class ParserNames:
-    """The names of both parsers; `None` for no parser.
+    """The names of the chosen parsers; `None` for no parser.
 
     Attributes:
-        described: the parsers that the name `DESCRIBED` means.
+        described: the parsers to use under the name `DESCRIBED`; they were made from the model's
+            response template.
     """
 
     reasoning: str | None
@@ -42,7 +43,7 @@ class ParserNames:
 
     @property
     def as_options(self) -> dict[str, str]:
-        """The parser that each option resolves to, by the option's name."""
+        """The chosen parser's name for each option's name, as the server reports options."""
         return {
             "reasoning_parser": self.reasoning or NO_PARSER,
             "tool_call_parser": self.tools or NO_PARSER,
@@ -55,11 +56,11 @@ def choose_parsers(
     template: ChatTemplate | None,
     response_template: Mapping[str, Any],
 ) -> ParserNames:
-    """Resolve both options, and log the chosen parsers with the reasons.
+    """Choose both parsers, and log them with the reasons.
 
     Args:
-        reasoning: `--reasoning-parser`: a name, `auto` (as `None` is) or `none`.
-        tools: `--tool-call-parser`, with the same values.
+        reasoning: value of `--reasoning-parser`: a name, `none`, or `auto`, which `None` means too.
+        tools: value of `--tool-call-parser`, likewise.
         template: the chat template in use.
         response_template: the field of the model's tokenizer_config.json, unchecked.
     """
@@ -93,10 +94,9 @@ def choose_parsers(
 
 
 def id_form_of(tools: type[ToolParser] | None, template: ChatTemplate | None) -> IdForm | None:
-    """Return the form of calls' ids: of the parser in use, or else of the parser for the template.
+    """Return the form of call ids: that of the parser in use, else that of the template's family.
 
-    The template needs ids in its form even if calls are forced or another family's parser reads
-    them.
+    The template needs ids of its form even if the calls are read by another parser, or none.
     """
     if tools is not None and tools.id_form is not None:
         return tools.id_form

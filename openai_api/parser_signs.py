@@ -1,4 +1,4 @@
-"""Recognises a parser from a model's files; each parser declares its own signs."""
+"""Finds the parser for a model by signs in the model's files; each parser declares its signs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Signs:
-    """Signs that a model writes in the form that a parser reads.
+    """Signs that a model writes in the format that a parser reads.
 
     Attributes:
-        template: texts that the chat template must all contain as constants. If empty, the parser
-            is not recognised by a template. Of several matching parsers, the one with the most
-            signs is used.
-        response: the parser's field in `response_template` of tokenizer_config.json must have all
-            these entries.
+        template: texts, all of which the chat template must contain as constants. Without any, the
+            parser is never chosen by the template. Of several matching parsers, the one with the
+            most texts is chosen.
+        response: entries, all of which the parser's field must have in `response_template` of
+            tokenizer_config.json.
     """
 
     template: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Signs:
 
 
 def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping[str, Any]]:
-    """Return the fields of a checkpoint's `response_template` with one of `names`, unchecked."""
+    """Return those fields of a model's `response_template` that have one of `names`, unchecked."""
     described = template.get("fields")
     if not isinstance(described, dict):
         return []
@@ -34,7 +34,7 @@ def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping
 def by_response_template(
     candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Find the first candidate whose `response` signs are all in one of the fields."""
+    """Return the first candidate whose `response` signs are all in one of `fields`."""
     found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(
@@ -46,7 +46,7 @@ def by_response_template(
 
 
 def by_chat_template(candidates: Mapping[str, Signs], written: str) -> str | None:
-    """Find the candidate with the most signs, all of which are in the chat template's texts."""
+    """Return the candidate with the most signs, all of which are in the chat template's texts."""
     fitting = {
         name: len(signs.template)
         for name, signs in candidates.items()

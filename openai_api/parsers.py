@@ -1,4 +1,4 @@
-"""The parsers that the server was started with, and the parser for a request's output."""
+"""The parsers of reasoning and tool calls: the server's choice, and a parser for each output."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from runtime.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# The name of parsers made from the checkpoint's own description.
+# The name that stands for parsers made from the checkpoint's `response_template`.
 DESCRIBED = "response_template"
 
 
 @dataclass(frozen=True)
 class Described:
-    """Parsers made from a checkpoint's `response_template`; `None` if it describes none."""
+    """Parsers that were made from a checkpoint's `response_template`; `None` where it has none."""
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None
@@ -34,16 +34,16 @@ class Described:
 
 @dataclass(frozen=True)
 class ThinkingTokens:
-    """The token ids that mark thoughts.
+    """The token ids that mark thoughts (reasoning) in a model's output.
 
     Attributes:
         open_ids: ids that begin thoughts; empty if other ids could spell the same text.
         lead_ids: ids that begin an answer without thoughts.
         close_id: the id that ends thoughts.
         implied_ids: ids that also end thoughts, and belong to the text that follows.
-        call_ids: ids that also end thoughts, but only if calls are allowed.
-        forced_ids: ids inserted to end thoughts whose budget is used up.
-        bridge_ids: ids between the end of thoughts and an answer.
+        call_ids: further ids of this kind, which count only if calls are allowed.
+        forced_ids: ids that the engine inserts to end thoughts whose budget is used up.
+        bridge_ids: ids that stand between the end of thoughts and an answer.
         reopen_ids: ids that begin thoughts again.
     """
 
@@ -57,13 +57,13 @@ class ThinkingTokens:
     reopen_ids: tuple[int, ...]
 
     def where(self, *, may_call: bool) -> ThinkingTokens:
-        """Return the ids for a request, depending on whether its answer may have calls."""
+        """Return the ids for a request; `call_ids` join `implied_ids` if calls are allowed."""
         implied = (*self.implied_ids, *(self.call_ids if may_call else ()))
         return dataclasses.replace(self, implied_ids=implied, call_ids=())
 
     @classmethod
     def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
-        """Return the ids of `kind`; `None` if its close tag is several ids."""
+        """Return the ids of a reasoning parser's texts; `None` if its close tag is several ids."""
 
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -75,8 +75,8 @@ class ThinkingTokens:
         if len(close) != 1:
             return None
         return cls(
-            # After a header's mark only these ids spell the tag. An answer may begin with other
-            # ids.
+            # An open tag of several ids is recognised only if `lead` exists: then an output begins
+            # with a header's special token, after which only these ids spell the tag.
             open_ids=opening if lead or len(opening) == 1 else (),
             lead_ids=lead,
             close_id=close[0],
@@ -90,14 +90,16 @@ class ThinkingTokens:
 
 @dataclass(frozen=True)
 class ParserSet:
-    """The chosen classes, and how the tokenizer encodes their markers.
+    """The chosen parser classes, and how the tokenizer encodes the texts that they look for.
 
     Attributes:
-        thinking: the tokens that mark reasoning; `None` if tokens cannot show reasoning.
-        hidden_markers: a reasoning marker is a special token, so it is hidden like all special
-            tokens.
-        call_form: the form of calls for grammars; `None` without a tool parser that has one.
-        special_calls: some markers of calls are special tokens.
+        reasoning: the reasoning parser's class; `None` for no parser.
+        tools: the tool-call parser's class; `None` for no parser.
+        thinking: the tokens that mark reasoning; `None` if single tokens do not mark it.
+        hidden_markers: whether a text that marks reasoning is a special token, which outputs hide
+            by default.
+        call_form: the format of calls for grammars; `None` if the tool-call parser has none.
+        special_calls: whether a text that marks calls is a special token.
     """
 
     reasoning: type[ReasoningParser] | None = None
@@ -115,10 +117,10 @@ class ParserSet:
         tokenizer: Tokenizer | None,
         described: Described | None = None,
     ) -> ParserSet:
-        """Look up both names; `DESCRIBED` means the parser in `described`.
+        """Load both parser classes by name; `DESCRIBED` means the class in `described`.
 
         Raises:
-            StartupError: an unknown name; the message lists the known ones.
+            StartupError: a name is unknown; the message lists the known ones.
         """
         described = described or Described()
         try:
@@ -144,8 +146,8 @@ class ParserSet:
     def splitting(
         self, *, separate_reasoning: bool, forces_call: bool
     ) -> type[ReasoningParser] | None:
-        """Make the parser that splits off the thoughts of an answer, if any; see `make`."""
-        # A forced call begins where thoughts end, so it always needs the parser.
+        """Return the class of the parser that splits off an answer's thoughts, if any."""
+        # A forced call begins where thoughts end, so the parser is needed to find that point.
         return self.reasoning if separate_reasoning or forces_call else None
 
     def make(
@@ -160,17 +162,18 @@ class ParserSet:
         may_call: bool = True,
         ids: AnswerIds | None = None,
     ) -> OutputParser:
-        """Make a parser for one choice; a forced call needs no parser of the model's family.
+        """Make the parser for one choice of an answer.
 
         Args:
-            prompt_is_open: the prompt ends inside reasoning.
-            separate_reasoning: reasoning is separate from the content.
-            stream_reasoning: reasoning comes piece by piece.
+            prompt_is_open: whether the prompt ends inside reasoning.
+            separate_reasoning: whether reasoning is separated from the content.
+            stream_reasoning: whether reasoning is returned as it arrives.
             functions: the functions that may be called.
-            max_calls: the most calls.
-            forces_call: the output is a forced call.
-            may_call: the model may call in its own form.
-            ids: ids of the calls; by default the model's own.
+            max_calls: the most calls of the answer; `None` for any number.
+            forces_call: whether the output is a forced call. Forced calls have the same format for
+                all models.
+            may_call: whether the model may call tools in its family's own format.
+            ids: makes the ids of calls; by default calls keep the ids that the model writes.
         """
         reasoning = None
         kind = self.splitting(separate_reasoning=separate_reasoning, forces_call=forces_call)

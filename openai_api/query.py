@@ -39,7 +39,7 @@ def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int
     found = query.get(name)
     if found is None:
         return None
-    # A number with more digits exceeds any bound.
+    # A number with 20 digits or more is above every bound, like the -1 that stands for it.
     number = int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else -1
     if not least <= number <= most:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Decodes a request's body: strict JSON into typed fields."""
+"""Decodes a request's JSON body to typed fields."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 async def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the whole body.
+    """Decode the body of a request.
 
     Raises:
-        InvalidRequest: the body is not JSON, or a field has the wrong type; the message names the
-            field.
+        InvalidRequest: the body is not JSON, or a field is missing or has the wrong type; the
+            message names the field.
     """
     try:
         return await read_json(call.body, decoder)

@@ -1,4 +1,4 @@
-"""`response_format`: OpenAI's constraint on an answer."""
+"""Reads `response_format`, OpenAI's field for a constraint on the answer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def constraint_of(response_format: dict[str, Any] | None) -> GrammarSpec | None:
-    """Return the constraint of `response_format`; `None` for free text.
+    """Return the constraint of `response_format`; `None` for an unconstrained answer.
 
     Raises:
-        InvalidRequest: an unknown type, or a schema that is missing.
+        InvalidRequest: the type is unknown, or the schema is missing.
     """
     if response_format is None:
         return None
     match response_format.get("type", "text"):
         case "text":
             return None
-        # llama.cpp and others take a schema here as well.
+        # As in llama.cpp and others, this type may have a schema too.
         case "json_object" if not _has_schema(response_format):
             return GrammarSpec("json_schema", ANY_OBJECT)
         case "json_object" | "json_schema":
@@ -44,7 +44,7 @@ def _has_schema(response_format: dict[str, Any]) -> bool:
 
 
 def _schema(response_format: dict[str, Any]) -> Any:
-    # Some clients omit the level that has the name.
+    # Some clients put `schema` directly into `response_format`, without `json_schema`.
     described = response_format.get("json_schema", response_format)
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict | bool):
@@ -53,10 +53,11 @@ def _schema(response_format: dict[str, Any]) -> Any:
 
 
 def json_text(value: Any, name: str) -> str:
-    """Encode a part of a body as JSON.
+    """Encode a part of a body as JSON text.
 
     Raises:
-        InvalidRequest: `value` cannot be JSON, such as half a surrogate pair; names the field.
+        InvalidRequest: `value` has a text that is not valid, such as half a surrogate pair. The
+            message has `name`, the field's name.
     """
     try:
         return orjson.dumps(value).decode()

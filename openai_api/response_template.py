@@ -1,11 +1,11 @@
-"""Parsers made from a checkpoint's own `response_template`, for forms without a named parser.
+"""Makes parsers from a checkpoint's `response_template`, for formats without a named parser.
 
-The field is in `tokenizer_config.json` and describes how a model writes its answers. For each part
-it has the texts or patterns that open and close the part, the form of the content, and the places
-of a call's name and arguments. A description that fits the tables of `JsonCalls`, `TaggedCalls` or
-`ThinkTags` becomes a parser. Other descriptions, such as a pattern that is more than texts around
-one name, are not used; the chat template then selects the parser.
-Source: `transformers.utils.chat_parsing`, whose format this is.
+The field `response_template` of `tokenizer_config.json` describes how a model writes its answers.
+For each part of an answer it has the texts or patterns that open and close the part, the format of
+the content, and where a call's name and arguments are. A description becomes a parser if it fits
+the tables of `JsonCalls`, `TaggedCalls` or `ThinkTags`. Other descriptions are not used (for
+example a pattern with more than texts around one name), and the chat template selects the parser.
+Source: the format of `transformers.utils.chat_parsing`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from openai_api.tool_parsers.tagged_calls import TaggedCalls
 from openai_api.tool_parsers.tool_parser import ToolParser
 
 _MAX_PATTERN = 512
-# Parts of the supported patterns: no alternatives, and only one character class within a group.
+# One part of a supported pattern. Alternatives are not supported, nor are groups in groups.
 _PART = re.compile(
     r"""(?P<space>(?:\\s|\\n|\\t|\n|[ ])[*+?]\??|\\s|\\n|\n)
     |(?P<any>(?:\.|\\[wS]|\[[^\]]*\])[*+]\??)
@@ -37,11 +37,11 @@ _NAME = r"(?P<name>[^\s<>\"'{}]+)"
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A pattern as texts, with the names of the groups between them.
+    """A pattern as a list of texts.
 
     Attributes:
         parts: texts, and `None` where any text may stand.
-        groups: by a group's name, the index in `parts` of the part after it; never 0.
+        groups: for each named group, the index in `parts` of the part after it; never 0.
     """
 
     parts: list[str | None] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Pattern:
 
 
 def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | None:
-    """Make the tool-call parser of the first supported field of a `response_template`."""
+    """Make the tool-call parser of the first field that is supported; `None` if none is."""
     for described in fields:
         found = _json_calls(described) or _tagged_calls(described)
         if found is not None:
@@ -61,7 +61,7 @@ def described_tools(fields: Iterable[Mapping[str, Any]]) -> type[ToolParser] | N
 
 
 def described_reasoning(fields: Iterable[Mapping[str, Any]]) -> type[ReasoningParser] | None:
-    """Make the reasoning parser of the first supported field of a `response_template`."""
+    """Make the reasoning parser of the first field that is supported; `None` if none is."""
     for described in fields:
         opens, closes = _texts(described.get("open")), _texts(described.get("close"))
         if described.get("content", "text") != "text" or not closes or "open_pattern" in described:
@@ -86,7 +86,7 @@ def _json_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
     if described.get("content") != "json" or described.get("content_args"):
         return None
     name, arguments = _places(described)
-    # In a list the paths are relative to each call, otherwise to the content.
+    # In a list, the paths of name and arguments begin at each call; otherwise at the content.
     is_list = described.get("transform_each") is True
     root = "" if is_list else "content."
     opens: tuple[str, ...] = tuple(_texts(described.get("open")))
@@ -127,7 +127,7 @@ def _tagged_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
     table = {
         "opens": opens,
         "header": re.compile(rf"\s*{before}\s*{_NAME}\s*"),
-        # Without a text after the name, the next tag ends it: an argument's or the call's end.
+        # If no text follows the name, the next tag ends it: an argument's tag, or the call's end.
         "name_end": behind_name[0] if behind_name else "<",
         "keeps_name_end": keeps_name_end,
         "key_open": "".join(inside.texts(0, key)),
@@ -143,7 +143,7 @@ def _tagged_calls(described: Mapping[str, Any]) -> type[ToolParser] | None:
 
 
 def _header(opening: _Pattern) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Return the tag with which an opening pattern begins, and a pattern for the rest."""
+    """Return the text with which an opening pattern begins, and a regex for the rest of it."""
     at = opening.groups["name"]
     parts = [r"[^{}]*?" if part is None else re.escape(part) for part in opening.parts]
     pattern = r"\s*".join(["", *parts[1:at], _NAME, *parts[at:]])
@@ -152,7 +152,7 @@ def _header(opening: _Pattern) -> tuple[tuple[str, ...], re.Pattern[str]]:
 
 
 def _places(described: Mapping[str, Any]) -> tuple[str, str]:
-    """Find the sources of a call's name and arguments: captured groups, or content keys."""
+    """Return where a call's name and arguments are: in named groups, or in keys of the content."""
     transform = described.get("transform", "{content}")
     if isinstance(transform, Mapping):
         transform = transform.get("function", transform)
@@ -172,7 +172,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _pattern_texts(pattern: object) -> list[str] | None:
-    """Return the texts of a pattern without groups or wildcards; empty without a pattern."""
+    """Return the texts of a pattern (an empty list without one); `None` if it has other parts."""
     if pattern is None:
         return []
     read = _read(pattern)
@@ -182,7 +182,7 @@ def _pattern_texts(pattern: object) -> list[str] | None:
 
 
 def _read(pattern: object) -> _Pattern | None:
-    """Read a pattern; `None` if it has more than texts, blanks and groups."""
+    """Parse a pattern; return `None` if it has more than texts, blanks and groups."""
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         return None
     read, place, joins = _Pattern(), 0, False

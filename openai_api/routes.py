@@ -1,4 +1,4 @@
-"""The OpenAI routes: a table of endpoints, each a file."""
+"""The table of the OpenAI routes; each endpoint has a file in `openai_api.endpoints`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,11 @@ class Endpoint:
     """One route of the API, with its handler and its description.
 
     Attributes:
-        handler: string path of a `Handler`.
-        documented: the route's request and responses, for the OpenAPI document.
+        method: the HTTP method.
+        path: the path, with named parts in braces.
+        handler: module and name of a `Handler`, which is imported on use.
+        summary: what the route does, for the OpenAPI document.
+        documented: the route's requests and answers, for the OpenAPI document.
     """
 
     method: str
@@ -107,7 +110,7 @@ ENDPOINTS = (
         "Answer a conversation",
         _CHAT,
     ),
-    # SageMaker forwards its clients' requests here.
+    # Amazon SageMaker sends its clients' requests to this path.
     Endpoint(
         "POST",
         "/invocations",

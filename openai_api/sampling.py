@@ -1,4 +1,4 @@
-"""Converts OpenAI's sampling names to the engine's; errors use the names that the client sent."""
+"""Converts OpenAI's sampling fields to the engine's parameters, and names in errors back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.requests.sampling_params import (
     resolve_sampling,
 )
 
-# The keys of `generation_config.json` that set defaults. Its other keys are ignored here.
+# Keys of `generation_config.json` that set sampling defaults; its other keys are ignored.
 MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _SAME_NAMES = (
@@ -41,7 +41,7 @@ _same = attrgetter(*_SAME_NAMES)
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
-    """Return the model's own sampling defaults; keys that it does not set are absent."""
+    """Return the sampling defaults that the model's files set."""
     return {
         key: generation_defaults[key] for key in MODEL_DEFAULT_KEYS if key in generation_defaults
     }
@@ -57,22 +57,23 @@ def sampling_of(
 
     Args:
         request: the body.
-        max_tokens: the request's limit, or `None` for as many as fit.
+        max_tokens: the request's limit of output tokens; `None` for as many as fit.
         defaults: values by native name, for keys that the request omits.
-        vocab_size: width of the logits.
+        vocab_size: number of logits of a token; token ids must be smaller.
 
     Raises:
-        InvalidRequest: a value out of bounds.
+        InvalidRequest: a value is out of bounds.
     """
     for name in ("logit_bias", "stop_token_ids"):
-        # The entries are counted before they are read, because streams share this thread.
+        # Lists that are too long are refused before they are read, because reading them would delay
+        # other requests on this event loop.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
-    # SGLang's own API refuses 0, but for clients of all other servers 0 means "off".
+    # 0 means off, as in the OpenAI routes of all servers. (SGLang's native API refuses 0.)
     top_k = -1 if request.top_k == 0 else request.top_k
     top_p = request.top_p
     if top_p == 0:
-        # OpenAI takes 0, which keeps the most likely token alone.
+        # OpenAI allows 0, which keeps only the most likely token.
         top_k, top_p = 1, 1.0
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
@@ -89,15 +90,16 @@ def sampling_of(
 
 
 class WireNames:
-    """Renames the engine's fields to OpenAI's in the errors of a block."""
+    """In errors of a block, replaces the engine's field names by those of the endpoint."""
 
     def __init__(self, max_tokens: str, top: str, others: Mapping[str, str] | None = None) -> None:
-        """Store the endpoint's names of two fields; other fields have one name at all endpoints.
+        """Store the names that differ between endpoints; the others are OpenAI's.
 
         Args:
             max_tokens: the endpoint's name for the output limit.
             top: the endpoint's name for the number of log-probabilities per token.
-            others: further names of a wire that is not OpenAI's, by the name to replace.
+            others: further names, for endpoints of another API than OpenAI's. Each maps the
+                engine's name to the endpoint's.
         """
         self._others = others or {}
         self._max_tokens = max_tokens
@@ -107,7 +109,7 @@ class WireNames:
         """Begin the block."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raise an `InvalidRequest` of the block again, renamed."""
+        """If the block raised an `InvalidRequest`, raise it with the names replaced."""
         if not isinstance(error, InvalidRequest):
             return
         names = {

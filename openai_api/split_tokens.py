@@ -1,9 +1,9 @@
-"""Turns special tokens in a chat's messages into plain text, so that they cannot end a turn.
+"""Keeps special tokens in a chat's messages as plain text, so that a message cannot end its turn.
 
 A rendered prompt does not show whether the template or a message wrote an `<|im_end|>`. So the
-request's texts are marked before they are rendered: a random number is inserted after the first
-character of each special token. The rendered text is then cut at the marks, and the tokenizer gets
-the pieces. These pieces hold only special tokens that the template wrote.
+request's texts are marked before rendering: a random number is inserted after the first character
+of each special token. The rendered text is then cut at these numbers, and the tokenizer encodes the
+pieces one by one. So it finds only those special tokens that the template wrote.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from runtime.errors import InvalidRequest
 from runtime.text.encoding import encode_pieces
 from runtime.text.tokenizer import Tokenizer
 
-# The roles whose text comes from outside the application: users and results of tools.
+# Roles whose texts come from outside the application: users, and results of tools.
 _OUTSIDERS = frozenset({"user", "tool", "function"})
-# A mark consists of digits, because a template may change the case of letters. It has too many
-# digits to be guessed.
+# Digits of the random number. It consists of digits because a template may change the case of
+# letters, and has so many that it cannot be guessed.
 _MARK_DIGITS = 24
 
 
 class SplitTokens:
-    """The tokens that a model's tokenizer and template treat as more than text.
+    """The tokens that messages must not contain, for one model.
 
     Attributes:
         tokenizer: the model's tokenizer.
-        of_all: finds the special tokens, which messages may not contain.
+        of_all: finds the special tokens.
         of_outsiders: also finds the other added tokens that the template writes, such as
             `<tool_response>`. Earlier answers of an assistant may contain these.
         ids: the ids of all these tokens, except the one for unknown characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, written: str) -> None:
-        """Find the tokens; `written` holds the template's own text constants."""
+        """Find the tokens; `written` has all text constants of the chat template."""
         added = tokenizer.backend.get_added_tokens_decoder()
-        # A single character cannot be split.
+        # A token of a single character is left out, because it cannot be split.
         texts = {token.content: i for i, token in added.items() if len(token.content) > 1}
         special = {text for text, token_id in texts.items() if added[token_id].special}
         tags = {text for text in texts if text in written and text.strip()}
         self.tokenizer = tokenizer
         self.of_all = _TokenFinder(special)
         self.of_outsiders = _TokenFinder(special | tags)
-        # Any text may become the token for unknown characters.
+        # The id for unknown characters may come from any text, so it is not counted.
         unknown = tokenizer.encode("\U0010fffd", add_special_tokens=False)
         self.ids = frozenset(texts[text] for text in special | tags) - {*unknown}
 
 
 class Marks:
-    """The marks of one request."""
+    """Marks the texts of one request with a random number, and removes it again."""
 
     def __init__(self, tokens: SplitTokens) -> None:
-        """Draw a random number, which the request cannot contain."""
+        """Draw the random number, which the request cannot contain."""
         self._tokens = tokens
         self._mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
 
     def put_into_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mark all texts in a template's messages except roles, which the server sets."""
+        """Return a template's messages with all texts marked, except roles, which are checked."""
         marked = []
         for message in messages:
             is_outside = message["role"] in _OUTSIDERS
@@ -69,20 +69,20 @@ class Marks:
         return marked
 
     def put_into(self, value: Any) -> Any:
-        """Return a copy of tools or variables whose texts and keys are marked."""
+        """Return a copy of tools or variables with all texts and keys marked."""
         return _marked(value, self._tokens.of_all, self._mark)
 
     def taken_from(self, text: str) -> str:
-        """Return a rendered text without its marks."""
+        """Return a rendered text without the random numbers."""
         return text.replace(self._mark, "")
 
     async def encode(self, text: str, limits: EngineLimits) -> list[int]:
-        """Encode a rendered text without its marks.
+        """Encode a rendered text, cut at the random numbers.
 
         Raises:
-            InvalidRequest: the tokenizer finds a special token that the template did not write,
+            InvalidRequest: the tokenizer found a special token that the template did not write,
                 for instance because it also accepts another spelling.
-            TooLong: more tokens than the context or the KV pool holds.
+            TooLong: there are more tokens than the context or the KV pool holds.
         """
         tokens = self._tokens
         ids = await encode_pieces(tokens.tokenizer, text.split(self._mark), limits)
@@ -101,7 +101,7 @@ class _TokenFinder:
     def __init__(self, tokens: Collection[str]) -> None:
         self._prefixes = {token[:length] for token in tokens for length in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
-        # The look-ahead finds tokens that overlap, too.
+        # With a look-ahead, tokens that overlap are found too.
         self._pattern = re.compile(f"(?={_either(tokens)})(.)", re.DOTALL) if tokens else None
 
     def count(self, text: str) -> int:
@@ -110,7 +110,7 @@ class _TokenFinder:
     def mark(self, text: str, mark: str) -> str:
         if self._pattern is None:
             return text
-        # A text that ends with the beginning of a token could become one with the text after it.
+        # A text may end with the beginning of a token, which the text after it could complete.
         tail = max(len(text) - self._longest + 1, 0)
         ends = [at for at in range(tail, len(text)) if text[at:] in self._prefixes]
         for at in reversed(ends):
@@ -129,9 +129,10 @@ def _marked(value: Any, finder: _TokenFinder, mark: str) -> Any:
 
 
 def _either(words: Iterable[str]) -> str:
-    """Return a pattern of all words that reads each character of a text once.
+    """Return a regex that matches any of `words` and reads each character of a text once.
 
-    Plain alternatives would be tried one after another; some tokenizers have hundreds.
+    A plain list of alternatives would try one word after the other, and some tokenizers have
+    hundreds.
     """
     branches: dict[str, list[str]] = {}
     for word in words:

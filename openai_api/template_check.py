@@ -1,8 +1,8 @@
-"""Finds chat templates that are harmless, so that the front itself can render them.
+"""Finds out whether a chat template is harmless, so that it may be rendered in this process.
 
-The check allows only constructs whose cost grows no faster than the request's values and the
-written text. A template with any other construct need not be hostile; it is rendered in a process
-that can be killed. The rules that are not obvious exclude three things:
+A template is harmless if it has only constructs whose cost grows no faster than the request's
+values and the written text. A template with another construct need not be hostile, but it is
+rendered in a process that can be killed. The less obvious rules exclude:
 
 - operations that are short to write and expensive to run: powers, padding, repetition, `slice`;
 - containers that grow inside the template, because one may hold the same text many times;
@@ -18,7 +18,7 @@ from jinja2 import nodes
 from openai_api.template_kinds import NUMBER_FILTERS, TEXT_FILTERS, TEXT_METHODS, Kind, Kinds
 
 MAX_LOOP_DEPTH = 4
-# The largest number and the longest text in an argument.
+# Limits of constants in arguments: the largest number, and the longest text.
 _MAX_ARGUMENT = 100
 _MAX_FACTOR = 1000
 
@@ -50,7 +50,7 @@ _METHODS = TEXT_METHODS | _words(
     "isdigit isalpha isspace isupper islower items keys values get"
 )
 _FUNCTIONS = _words("namespace raise_exception strftime_now")
-# Names that Jinja defines in a macro besides its parameters.
+# Names that Jinja defines inside a macro, besides its parameters.
 _HIDDEN = _words("varargs kwargs caller self super")
 
 
@@ -60,10 +60,10 @@ class _Doubt(Exception):
 
 
 def find_doubt(tree: nodes.Template) -> str | None:
-    """Find the first construct of a parsed template that is not known to be harmless, and its line.
+    """Return the first construct that is not known to be harmless, with its line.
 
     Returns:
-        `None` for a harmless template.
+        A text for the log; `None` if the template is harmless.
     """
     try:
         _Check(tree).run()
@@ -78,12 +78,12 @@ class _Check:
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
         self._kinds = Kinds(tree)
-        # Macros are numbered by position. A macro may call only earlier macros, so recursion is
-        # impossible.
+        # The position of each macro. A macro may call only macros before it, so there is no
+        # recursion.
         self._macros: dict[str, int] = {}
 
     def run(self) -> None:
-        """Raise `_Doubt` at the first construct that is not known."""
+        """Raise `_Doubt` at the first construct that is not known to be harmless."""
         for position, macro in enumerate(self._tree.find_all(nodes.Macro)):
             if macro.name in {*self._macros, *self._kinds.stored, *_FUNCTIONS}:
                 raise _Doubt(f"the name {macro.name} twice", macro)
@@ -93,7 +93,7 @@ class _Check:
     def _walk(
         self, node: nodes.Node, parent: nodes.Node | None, depth: int, num_callable: int
     ) -> None:
-        """Check `node` inside `depth` loops; the first `num_callable` macros may be called."""
+        """Check `node`, which is in `depth` loops and may call the first `num_callable` macros."""
         self._check(node, parent, num_callable)
         if isinstance(node, nodes.For):
             depth += 1
@@ -124,7 +124,7 @@ class _Check:
                 is_known = self._is_known_operation(node)
                 what = f"{node.operator} between values of unknown type"
             case nodes.CallBlock(call=nodes.Call(node=nodes.ExtensionAttribute())):
-                # `{% generation %}`, our only extension.
+                # The block `{% generation %}`, the only Jinja extension that templates may use.
                 is_known, what = True, ""
             case _:
                 is_known = isinstance(node, (nodes.For, *_PLAIN))
@@ -135,13 +135,13 @@ class _Check:
     def _is_known_operation(self, node: nodes.Add | nodes.Mul | nodes.Mod) -> bool:
         left, right = self._kinds.of(node.left), self._kinds.of(node.right)
         if isinstance(node, nodes.Add):
-            # The operands are not two lists, so only text grows.
+            # One operand is a text or a number, so this does not join two lists.
             return bool({left, right} & {Kind.TEXT, Kind.NUMBER})
         if isinstance(node, nodes.Mod):
             return left is Kind.NUMBER or isinstance(node.left, nodes.Const)
         factors = [each.value for each in (node.left, node.right) if isinstance(each, nodes.Const)]
         is_bounded = any(not isinstance(f, str) and abs(f) <= _MAX_FACTOR for f in factors)
-        # The length of a repeated text is checked before it is made.
+        # A repeated text is harmless: the sandbox checks its length before making it.
         return Kind.TEXT in (left, right) or (left is right is Kind.NUMBER and is_bounded)
 
     def _is_known_call(self, node: nodes.Call, num_callable: int) -> tuple[bool, str]:
@@ -197,10 +197,10 @@ def _is_small(node: nodes.Node) -> bool:
 
 
 def _is_used_at_once(node: nodes.Node, parent: nodes.Node | None) -> bool:
-    """Whether a container of values is discarded before another can hold it."""
+    """Whether a container is used up by its parent expression, so that no other can hold it."""
     match parent:
         case nodes.List() | nodes.Dict() | nodes.Pair():
-            # Part of a container that was checked before. A tuple may be unpacked.
+            # The outer container was checked already. (A tuple is excluded: it may be unpacked.)
             return True
         case nodes.Operand():
             return parent.op in ("in", "notin")
@@ -216,6 +216,6 @@ def _is_used_at_once(node: nodes.Node, parent: nodes.Node | None) -> bool:
 def _is_time_format(node: nodes.Call) -> bool:
     match node.args:
         case [nodes.Const(value=str() as text)]:
-            # A number in the format is a width.
+            # A number in the format could be a width, so digits are not allowed.
             return not node.kwargs and _is_small(node.args[0]) and not re.search(r"\d", text)
     return False

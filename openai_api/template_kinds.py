@@ -1,4 +1,4 @@
-"""Infers the type of a chat template's expressions: text, a number, or unknown."""
+"""Infers the types of expressions in a chat template: text, number, or unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_LEVELS = 50
 
 
 class Kind(enum.Enum):
-    """The type of an expression; `NEVER` while no assigned value is known yet."""
+    """The type of an expression. `NEVER` means that no value has been assigned yet."""
 
     NEVER = 0
     TEXT = 1
@@ -28,15 +28,15 @@ class Kind(enum.Enum):
 
 
 class Kinds:
-    """The kinds of one template's expressions.
+    """Returns the kind of any expression of one template.
 
     Attributes:
         stored: names to which the template assigns values.
-        macros: names of its macros.
+        macros: names of the template's macros.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
-        """Read every assignment of `tree`."""
+        """Find the kinds that the assignments of `tree` give to variables."""
         stores = [name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"]
         self.stored = frozenset(stores)
         self.macros = frozenset(macro.name for macro in tree.find_all(nodes.Macro))
@@ -47,7 +47,7 @@ class Kinds:
             if isinstance(assign.target, nodes.Name) and _makes_namespace(assign.node)
         ]
         self._namespaces = {name for name in made if made.count(name) == stores.count(name)}
-        # Maps an attribute's name to the kind of all values assigned to it in any namespace.
+        # For each attribute name, the kind of all values assigned to it in any namespace.
         self._attributes: dict[str, Kind] = {}
         self._learn_attributes(tree, assigns)
 
@@ -74,7 +74,7 @@ class Kinds:
                 has_changed = has_changed or self._attributes[name] is not before
 
     def of(self, node: nodes.Node | None, level: int = 0) -> Kind:  # noqa: C901  # a table
-        """Return the kind of `node` whenever it has a value; `level` is the recursion depth."""
+        """Return the kind of `node`, if its evaluation succeeds; `level` is the recursion depth."""
         if level > _MAX_LEVELS:
             return Kind.UNKNOWN
         match node:
@@ -107,7 +107,7 @@ class Kinds:
                 return _either(self.of(node.left, level + 1), self.of(node.right, level + 1))
             case nodes.Add():
                 kinds = {self.of(node.left, level + 1), self.of(node.right, level + 1)}
-                # Only text can be added to text, and only a number to a number.
+                # If the sum succeeds, both operands have the same kind, so one known kind suffices.
                 return min(kinds, key=lambda kind: kind.value)
         return Kind.UNKNOWN
 

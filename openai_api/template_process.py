@@ -1,4 +1,4 @@
-"""A process that renders untrusted chat templates, each render in its own fork."""
+"""A process that renders chat templates that may be hostile, each rendering in its own fork."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runtime.errors import HeadraceError, InvalidRequest, Overloaded, TooLong
 from runtime.ipc.fork_server import ForkServer, serve
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits
 
-# A render's wall time may exceed its processor time: the machine may be busy.
+# A rendering gets more wall time than processor time, because the machine may be busy.
 LIMITS = ForkLimits(timeout_s=20.0, cpu_s=RENDER_TIMEOUT_S, memory_bytes=2**29)
 MAX_PARALLEL = 2
 
 
 class Job(msgspec.Struct):
-    """A template's text and the values to render; without `values` it is only compiled."""
+    """A template's source, and the values to render; without `values` it is only compiled."""
 
     source: str
     name: str
@@ -29,10 +29,10 @@ class Rendered(msgspec.Struct, omit_defaults=True):
     """The result of a job.
 
     Attributes:
-        text: the prompt; `None` if the template failed on a value's type.
+        text: the prompt; `None` if the template failed on the type of a value.
         error: why there is no prompt.
-        error_kind: `refused`, `too_long`, `busy`, or `startup` if the text is not a template.
-        variables: names that the text reads from outside.
+        error_kind: `refused`, `too_long`, `busy`, or `startup` if the source is not a template.
+        variables: names of the variables that the template reads.
         compiled: the job, if its template was only compiled and compiling succeeded; else `None`.
     """
 
@@ -53,27 +53,30 @@ _job = msgspec.msgpack.Decoder(Job)
 _rendered = msgspec.msgpack.Decoder(Rendered)
 
 
-# ---- the front's side ----
+# ---- in the front process ----
 
 
 class TemplateProcess:
-    """Starts the process with the first job, and again if it has died; thread-safe."""
+    """The front's handle of the rendering process; may be used from several threads.
+
+    The first job starts the process. If the process has died, the next job starts it again.
+    """
 
     def __init__(self) -> None:
-        """Do not start the process yet."""
+        """Prepare without starting the process."""
         self._server = ForkServer("openai_api.template_process", "rendering chat templates")
 
     @property
     def pid(self) -> int | None:
-        """The process id, once it was started."""
+        """The process id; `None` before the first start."""
         return self._server.pid
 
     def ask(self, job: Job) -> Rendered:
-        """Run one job; blocks.
+        """Run one job and wait for its result.
 
         Raises:
             EngineDead: the process died, and so did its replacement.
-            InvalidRequest: the values cannot be JSON.
+            InvalidRequest: the values cannot be encoded.
             Overloaded: the machine is too busy.
         """
         try:
@@ -86,22 +89,22 @@ class TemplateProcess:
 
 
 def raise_error(rendered: Rendered) -> None:
-    """Raise the error of a failed render."""
+    """Raise the error of a failed rendering; return if it succeeded."""
     if rendered.error_kind:
         raise _KINDS[rendered.error_kind](rendered.error, param="messages")
 
 
-# ---- the process's side ----
+# ---- in the rendering process ----
 
 
 class _Renderer:
-    """The work of the process; forks inherit the templates compiled before them."""
+    """The work of the process. A fork inherits the templates that were compiled before."""
 
     def __init__(self) -> None:
         self._templates: dict[str, CompiledTemplate] = {}
 
     def work(self, payload: bytes) -> bytes:
-        """Run a job in a fork."""
+        """Run one job; called in a fork."""
         return _encode(self._render(_job.decode(payload)))
 
     def _render(self, job: Job) -> Rendered:
@@ -118,7 +121,7 @@ class _Renderer:
             return Rendered(error=error.message, error_kind="startup")
 
     def answer(self, end: ForkEnd) -> bytes:
-        """Make the reply to the front from the exit of a fork."""
+        """Return the reply to the front, from how a fork ended; called in the parent process."""
         if end.got_no_processor:
             error = "The machine was too busy to render the chat template; please try again."
             return _encode(Rendered(error=error, error_kind="busy"))
@@ -129,14 +132,14 @@ class _Renderer:
             )
             return _encode(Rendered(error=error, error_kind="refused"))
         if (job := _rendered.decode(end.answer).compiled) is not None:
-            # A fork compiled the template within its limits, so this process compiles it too; later
-            # forks inherit it.
+            # The fork has shown that compiling stays within the limits. So the parent compiles the
+            # template too, and later forks inherit it.
             self._templates[job.source] = CompiledTemplate(job.source, job.name)
         return end.answer
 
 
 def main() -> None:
-    """Render until the front has gone."""
+    """Run jobs until the front process has ended."""
     renderer = _Renderer()
     serve(renderer.work, renderer.answer, LIMITS, MAX_PARALLEL)
 

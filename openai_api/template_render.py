@@ -1,4 +1,4 @@
-"""Renders one compiled chat template, to text, to a refusal, or to neither."""
+"""Renders one compiled chat template within limits of time and text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RENDER_TIMEOUT_S = 5.0
 
 
 class RenderTimeout(InvalidRequest):
-    """A render exceeded its time."""
+    """Rendering a chat template took too long."""
 
 
-# The request's error, by the exception of the template's sandbox.
+# The error of the request for each exception of the sandbox.
 _KINDS: tuple[tuple[type[Exception], type[InvalidRequest]], ...] = (
     (TemplateTooLong, TooLong),
     (TemplateTooSlow, RenderTimeout),
@@ -34,10 +34,10 @@ _OTHER = InvalidRequest
 
 
 def parse_template(source: str, name: str) -> nodes.Template:
-    """Parse a template's text to a syntax tree, without evaluating it.
+    """Parse a template's source to a syntax tree, without evaluating anything.
 
     Raises:
-        StartupError: the text is not a Jinja template.
+        StartupError: the source is not a Jinja template.
     """
     try:
         return make_environment().parse(source)
@@ -48,7 +48,7 @@ def parse_template(source: str, name: str) -> nodes.Template:
 
 
 def does_not_parse(name: str, error: jinja2.TemplateSyntaxError) -> str:
-    """Return one line that says where a template is wrong."""
+    """Return a one-line message that says where a template is wrong."""
     return f"The chat template ({name}) does not parse, line {error.lineno}: {error.message}"
 
 
@@ -56,14 +56,14 @@ class CompiledTemplate:
     """A template that is rendered in this process.
 
     Attributes:
-        variables: names that the text reads from outside.
+        variables: names of the variables that the template reads.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        """Compile, which evaluates constant expressions in the text.
+        """Compile the template, which evaluates its constant expressions.
 
         Raises:
-            StartupError: the text is not a Jinja template.
+            StartupError: the source is not a Jinja template.
         """
         environment = make_environment()
         tree = parse_template(source, name)
@@ -78,14 +78,19 @@ class CompiledTemplate:
     def render(
         self, values: dict[str, Any], max_chars: int, timeout_s: float = RENDER_TIMEOUT_S
     ) -> str | None:
-        """Write the prompt, of at most `max_chars`, within `timeout_s`.
+        """Render the prompt.
+
+        Args:
+            values: the template's variables.
+            max_chars: the most characters of the prompt.
+            timeout_s: the most seconds of rendering.
 
         Returns:
-            `None` if the failure has no message for the user: the template fails on the type of a
-            value.
+            The prompt. `None` if the template fails on the type of a value, an error without a
+            message for the user.
 
         Raises:
-            InvalidRequest: the template refuses these values, or they cost too much.
+            InvalidRequest: the template refuses these values, or rendering exceeds a limit.
         """
         try:
             return render_bounded(self._template, values, Budget(max_chars, timeout_s))

@@ -1,7 +1,7 @@
-"""Jinja with the settings of `transformers` and with limits on time and on output.
+"""Jinja with the settings of `transformers`, and with limits on time and on output.
 
 A template comes with a model, so it is untrusted code, and its cost depends on the request's
-values. So every loop, call and string operation is charged to the budget of its render.
+values. So every loop, call and string operation checks the limits of the rendering.
 """
 
 from __future__ import annotations
@@ -34,42 +34,46 @@ _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"}
 
 
 class TemplateTooCostly(jinja2.TemplateError):
-    """A render used up its budget."""
+    """A rendering exceeded a limit."""
 
 
 class TemplateTooLong(TemplateTooCostly):
-    """A render would have made more text than allowed."""
+    """A rendering would have made more text than allowed."""
 
 
 class TemplateTooSlow(TemplateTooCostly):
-    """A render exceeded its time."""
+    """A rendering took more time than allowed."""
 
 
 class Budget:
-    """The budget of one render: characters of output, and seconds."""
+    """The limits of one rendering: characters of output, and seconds."""
 
     def __init__(self, max_chars: int, timeout_s: float) -> None:
-        """Start the clock."""
+        """Set the limits; the time starts now."""
         self.max_chars = max_chars
         self._deadline = time.monotonic() + timeout_s
 
     def check_time(self) -> None:
-        """Raise once the time is up."""
+        """Raise `TemplateTooSlow` once the time is up."""
         if time.monotonic() > self._deadline:
             raise TemplateTooSlow("the chat template took too long to render")
 
     def check_size(self, num_chars: int) -> None:
-        """Raise if a text or a list is longer than the output may be."""
+        """Raise `TemplateTooLong` if a text or a list is longer than the output may be."""
         if num_chars > self.max_chars:
             raise TemplateTooLong(
                 "the text it renders is longer than the model's context length allows"
             )
 
     def check_value(self, value: Any, indent: int = 0) -> None:
-        """Raise if a value, as JSON with `indent` characters per level, would be too long.
+        """Raise `TemplateTooLong` if a value's JSON would be longer than the output may be.
 
-        A value may hold the same part many times and nest deep, so its indented JSON may be longer
-        than the sum of its parts.
+        A value may have the same part many times and nest deep, so its JSON may be much longer than
+        the value in memory.
+
+        Args:
+            value: the value.
+            indent: characters of indentation for each level.
         """
         num_chars = 0
         stack = [(value, 1)]
@@ -78,7 +82,7 @@ class Budget:
             if isinstance(part, str):
                 num_chars += len(part)
             elif isinstance(part, (dict, list, tuple)):
-                # A separator, a line break and, in a dict, the quotes of a key.
+                # For each entry: its separator, its line break and, in a dict, the key's quotes.
                 num_chars += (indent * level + 1 + 2 * isinstance(part, dict)) * len(part)
             self.check_size(num_chars)
             if isinstance(part, dict):
@@ -145,7 +149,7 @@ def _joined(context: Context, *values: object) -> str:
 
 
 class _Bounds(NodeTransformer):
-    """Rewrites loops and `~` so that each is charged to the budget."""
+    """Rewrites a template's loops and `~` operators so that they check the limits."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
@@ -167,7 +171,7 @@ class _Bounds(NodeTransformer):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks text for training; here only its body is rendered."""
+    """The block `{% generation %}`, which marks text for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
 
@@ -184,7 +188,7 @@ class _GenerationBlock(Extension):
 
 
 class _TemplateNamespace(Namespace):
-    # As in `transformers`, a namespace's attributes give no access to Python's internals.
+    # As in `transformers`, private attributes are refused, because they reach Python's internals.
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise jinja2.TemplateError("namespace attributes must not begin with an underscore")
@@ -244,7 +248,7 @@ def _tojson(
 ) -> str:
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     _budget_of(context).check_value(value, max(width, 0))
-    # Jinja's own `tojson` escapes HTML, which no model was trained on.
+    # Jinja's own `tojson` escapes HTML, which models were not trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -255,7 +259,7 @@ def _center(value: str, width: int = 80) -> str:
 
 
 def make_environment() -> jinja2.Environment:
-    """Make an environment with the functions and settings for which chat templates are written."""
+    """Return a Jinja environment with the settings and functions that chat templates rely on."""
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -276,19 +280,19 @@ def make_environment() -> jinja2.Environment:
 
 
 def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> jinja2.Template:
-    """Compile a parsed template so that its loops and joins are charged to the render's budget."""
+    """Compile a parsed template whose loops and joins check the limits of the rendering."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
-    # A plain dictionary: each render copies it, and a copy of Jinja's ChainMap takes long.
+    # A plain dictionary, because each rendering copies it, and copying Jinja's ChainMap is slow.
     return environment.template_class.from_code(environment, code, dict(environment.globals))
 
 
 def render_bounded(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
-    """Render, stopping as soon as the budget is used up.
+    """Render a template; stop as soon as a limit is exceeded.
 
     Raises:
-        TemplateTooCostly: out of time or characters.
-        jinja2.TemplateError: raised by the template itself.
+        TemplateTooCostly: rendering needs too much time or text.
+        jinja2.TemplateError: the template itself raised an error.
     """
     pieces: list[str] = []
     num_chars = 0

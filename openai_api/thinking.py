@@ -1,4 +1,4 @@
-"""Tells the scheduler which tokens begin and end thoughts, for thinking budgets and grammars."""
+"""Finds the tokens that begin and end thoughts, which the engine needs for budgets and grammars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
 
 
 def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool:
-    """Whether thoughts can have a budget together with the request's tools."""
+    """Whether a request may limit its thoughts, given its tools and the model's parsers."""
     kind, tokens = context.parsers.reasoning, context.parsers.thinking
     if kind is None or tokens is None:
         return False
@@ -25,7 +25,7 @@ def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool
 
 @dataclass(frozen=True)
 class _Wish:
-    """The field of the request that needs to know where thoughts end."""
+    """The field of the request for which the engine must know where thoughts end."""
 
     field: str
     budget: int | None
@@ -37,7 +37,9 @@ def with_thoughts(
     prompt: ChatPrompt,
     context: OpenAIContext,
 ) -> SamplingParams:
-    """Apply a grammar to the answer only, and limit thoughts to their budget.
+    """Return sampling parameters that tell the engine how to recognise thoughts, if it must.
+
+    A grammar then applies to the answer only, and thoughts are limited to their budget.
 
     Args:
         sampling: the parameters, with the grammar of the answer if there is one.
@@ -46,7 +48,7 @@ def with_thoughts(
         context: the server's context.
 
     Raises:
-        InvalidRequest: tokens do not show the model's thoughts, or the budget is negative.
+        InvalidRequest: tokens do not mark the model's thoughts, or the budget is negative.
     """
     if body.max_thinking_tokens is not None and body.max_thinking_tokens < 0:
         raise InvalidRequest(
@@ -75,8 +77,8 @@ def with_thoughts(
             param=wish.field,
         )
     if kind.bridge and sampling.grammar is not None and sampling.grammar.shows_special:
-        # For gpt-oss thoughts are messages like others, and a grammar of calls treats them as text.
-        # So a call may come first.
+        # gpt-oss writes thoughts as messages like all others, and a grammar of calls allows such
+        # messages as text. So the grammar covers the thoughts, and a call may come before any.
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
@@ -86,7 +88,7 @@ def with_thoughts(
         )
     if not begins_inside and not _may_begin(tokens, body, prompt):
         return sampling
-    # With tools, the model may write a call instead of an answer after its thoughts.
+    # With tools and no grammar, a call may follow the thoughts, so no answer's beginning is forced.
     leads_on = sampling.grammar is not None or not tool_names(body)
     bridge = tokens.bridge_ids if leads_on else ()
     tokens = tokens.where(may_call=may_call(body, sampling))
@@ -103,10 +105,10 @@ def with_thoughts(
 
 
 def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
-    """Whether calls may come in the model's own form, and thus also within its thoughts.
+    """Whether the output may have calls in the model's own format, even within its thoughts.
 
-    Structural tags are the only grammars that describe such calls. They begin with the token that
-    ends the thoughts.
+    A structural tag is the only grammar that allows such calls. The first token of a call ends the
+    thoughts.
     """
     grammar = sampling.grammar
     return bool(tool_names(body)) and (grammar is None or grammar.kind == "structural_tag")
@@ -115,7 +117,8 @@ def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
 def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:
     """Whether an output that does not begin inside thoughts may begin with thoughts."""
     if tokens.lead_ids:
-        # The model chooses, whatever the prompt says, unless its answer has already begun.
+        # The prompt cannot turn these models' thoughts off. But an answer that is continued has
+        # begun.
         return not body.continue_final_message
     return bool(tokens.open_ids) and prompt.may_think
 

@@ -12,7 +12,13 @@ from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
 from runtime.checkpoint.check import check_model_folder, describe
 from runtime.checkpoint.gguf.files import is_gguf
-from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState, RecurrentState
+from runtime.checkpoint.model_spec import (
+    LatentState,
+    ModelSpec,
+    PagedState,
+    RecurrentState,
+    SharedState,
+)
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.hardware import detect_hardware
@@ -114,6 +120,8 @@ def _state_name(state: object) -> str:
     if isinstance(state, RecurrentState):
         shapes = (" x ".join(map(str, part.shape)) for part in state.parts)
         return f"a recurrent state of {' and '.join(shapes)}"
+    if isinstance(state, SharedState):
+        return "the keys of an earlier one"
     return type(state).__name__
 
 

@@ -1,4 +1,4 @@
-"""Checks lines of OpenAI's batch files (`custom_id`, `method`, `url`, `body`); writes answers."""
+"""Checks the lines of OpenAI's batch input files, and makes the lines of output files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from runtime.service.error_table import describe_error
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
-# These fields request an answer that is not one line, or that comes later.
+# Fields that request an answer which is not one line, or which comes later.
 _LATER = ("stream", "background")
 
 
 class BadLine(ValueError):
-    """A line is not a valid request of a batch.
+    """A line of the input is not a valid request.
 
     Attributes:
         code: OpenAI's error code.
-        param: the invalid part of the line.
+        param: the wrong part of the line.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
@@ -30,7 +30,7 @@ class BadLine(ValueError):
 
 
 def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Check a line; return the path and body of its request.
+    """Check a line (`custom_id`, `method`, `url`, `body`); return its path and body.
 
     Raises:
         BadLine: a part is missing or invalid.
@@ -65,11 +65,11 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def refused(error: Exception) -> dict[str, Any]:
-    """Make `response` of the output line for a request that failed."""
+    """Return the object `response` of the output line of a request that failed."""
     info = describe_error(error)
     return response_of(info.status, error_body(info))
 
 
 def response_of(status: int, content: Any) -> dict[str, Any]:
-    """Make `response` of an output line."""
+    """Return the object `response` of an output line."""
     return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

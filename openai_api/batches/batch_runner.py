@@ -1,4 +1,4 @@
-"""Runs batches: answers their lines beside other requests, which have priority."""
+"""Runs batches: answers their lines while the engine has room beside other requests."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ logger = logging.getLogger(__name__)
 Answer = Callable[[str, bytes], Awaitable[dict[str, Any]]]
 
 MAX_LINES = 50_000
-# Of each tenant.
+# The most unfinished batches of a tenant.
 MAX_UNFINISHED = 100
-# The limits of a line. A line is decoded in one call, on a thread that holds the GIL, in two
-# milliseconds per MiB of text. A MiB of numbers would take seconds, so values are limited too.
+# The limits of a line. A line is decoded in one call, on a thread that holds the GIL meanwhile: two
+# milliseconds for each MiB of text. A MiB of numbers would take seconds, so the number of values is
+# limited too.
 MAX_LINE_BYTES = 2**24
 MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
-# Batches take up to one in this many rows of all replicas, so other requests find room at once.
+# Batches use at most one in this many rows of the replicas' batches, so that other requests find
+# room at once.
 _ROWS_PER_LINE = 4
-# With priorities enabled, this priority is below the default of other requests.
+# Priority of a batch's requests, if priorities are enabled: lower than the default of others.
 _PRIORITY = -1
-# A line that finds the engine dead this often may be the cause, so it is not tried again.
+# The most attempts at a line. A line that finds the engine dead so often may be the cause.
 _MAX_ATTEMPTS = 4
 _POLL_S = 0.05
 _WATCH_S = 0.25
@@ -47,7 +49,14 @@ _UNAVAILABLE = 503
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of a valid input; `body` is JSON."""
+    """A request of a checked input file.
+
+    Attributes:
+        number: the line's number, from 0, without blank lines.
+        custom_id: the client's name for the request.
+        url: the request's path.
+        body: the request's body, JSON.
+    """
 
     number: int
     custom_id: str
@@ -56,11 +65,11 @@ class _Line:
 
 
 class BatchRunner:
-    """Runs every unfinished batch; the next server continues the batches that this one leaves.
+    """Runs all unfinished batches, including those that an earlier server left unfinished.
 
     Attributes:
         running: records of the batches in progress, by id.
-        has_begun: set once `running` includes the batches of an earlier server, or at shutdown.
+        has_begun: set once `running` includes the batches from before the start, or at shutdown.
     """
 
     _answer_line: Answer
@@ -68,7 +77,7 @@ class BatchRunner:
     def __init__(
         self, batches: BatchStore, files: FileStore, now: Callable[[], float] = time.time
     ) -> None:
-        """Run the batches in `batches`, with their input in `files`."""
+        """Prepare to run the batches of the store `batches`, whose input is in `files`."""
         self.running: dict[str, BatchRecord] = {}
         self.has_begun = asyncio.Event()
         self._batches = batches
@@ -77,15 +86,15 @@ class BatchRunner:
         self._new: asyncio.Queue[BatchRecord] = asyncio.Queue()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._num_lines = 0
-        # Batches of each tenant that are being created.
+        # For each tenant, the number of batches that are being created.
         self._created: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Reserve a place for a new batch of the current tenant, until `add` or the block's end.
+        """Reserve room for a new batch of the current tenant, for the duration of the block.
 
-        The place is reserved before the first await, so that simultaneous requests cannot exceed
-        the bound.
+        It must be entered before the first await of a request, so that simultaneous requests cannot
+        exceed the limit.
 
         Raises:
             InvalidRequest: the tenant has reached the limit of unfinished batches.
@@ -101,12 +110,12 @@ class BatchRunner:
             self._created[tenant] -= 1
 
     def add(self, record: BatchRecord) -> None:
-        """Run a new batch, which is already stored."""
+        """Run a new batch, which is stored already."""
         self.running[record.id] = record
         self._new.put_nowait(record)
 
     async def cancel(self, record: BatchRecord) -> None:
-        """Stop answering lines of an unfinished batch."""
+        """Cancel an unfinished batch: its remaining lines are not answered."""
         if record.status == "cancelling":
             return
         await self._begin(record, "cancelling")
@@ -118,7 +127,8 @@ class BatchRunner:
 
         Args:
             context: the server's context.
-            answer: returns `response` of the output line for a path and a JSON body.
+            answer: computes a request, given its path and JSON body; returns the object `response`
+                of the output line.
         """
         self._answer_line = answer
         work = asyncio.create_task(self._run_all(context))
@@ -128,7 +138,7 @@ class BatchRunner:
                 if work.done():
                     work.result()
         finally:
-            # The next server answers the lines that still run.
+            # Lines that are interrupted here are answered after the next start.
             work.cancel()
             await asyncio.wait([work])
             self.has_begun.set()
@@ -170,7 +180,7 @@ class BatchRunner:
         try:
             await self._begin(record, "failed")
         except Exception:
-            # The disk may be full. The other batches and the server must continue.
+            # The disk may be full. Other batches and the server must go on.
             logger.exception("%s is left to the next server", record.id)
 
     async def _begin(self, record: BatchRecord, status: Status) -> None:
@@ -229,10 +239,10 @@ class BatchRunner:
         slots.release()
 
     async def _wait_for_room(self, context: ServiceContext) -> None:
-        """Wait until the engine works and no request outside a batch waits for it."""
+        """Wait until the engine is ready and no request waits in its queue."""
         client, status = context.client, context.status
         if client.num_in_flight > self._num_lines:
-            # The status counts the newest requests only after a step.
+            # Other requests run. The newest ones appear in the status only after a step.
             await asyncio.sleep(_POLL_S)
         while not client.ready or not client.accepting or status.total("num_queue_reqs"):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
@@ -292,7 +302,7 @@ class BatchRunner:
 
 
 def _lines(content: BinaryIO, answered: Container[int]) -> Iterator[_Line]:
-    """Read the lines of a checked input that have no answer; runs on a thread."""
+    """Yield the lines of a checked input file that have no answer yet. It runs on a thread."""
     requests = (raw for raw in content if raw.strip())
     for number, raw in enumerate(requests):
         if number in answered:
@@ -316,7 +326,7 @@ def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
 
 
 def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
-    """Return the errors of an input file and its number of requests; runs on a thread."""
+    """Return the errors of an input file and its number of requests. It runs on a thread."""
     errors: list[LineError] = []
     names: set[str] = set()
     num_lines = 0

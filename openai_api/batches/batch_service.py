@@ -15,7 +15,7 @@ from runtime.service.context import ServiceContext
 
 @dataclass(frozen=True)
 class BatchService:
-    """The stores and the runner that the routes of files and batches use."""
+    """The stores and the runner behind the routes of files and batches."""
 
     database: Database
     files: FileStore
@@ -29,16 +29,16 @@ class BatchService:
         await self.runner.run(context, answer)
 
     async def close(self) -> None:
-        """Release the folder for another server."""
+        """Release the folder so that another server may use it."""
         await self.database.close()
 
 
 def open_batches(http: HttpArgs, default_folder: Path) -> BatchService | None:
-    """Open the service that the options select; None if files are not stored.
+    """Open the stores of files and batches; return None if the options turn them off.
 
     Args:
-        http: the folder and the size limit.
-        default_folder: used without a folder in the options; deleted when the server ends.
+        http: the options with the folder and the size limit.
+        default_folder: used if the options name no folder; it is deleted when the server ends.
 
     Raises:
         StartupError: the folder cannot be used.

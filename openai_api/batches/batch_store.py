@@ -1,4 +1,4 @@
-"""Batches and the answers to their lines, in the database."""
+"""Stores batches and the answers to their lines in a database."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
-# Most finished batches per tenant: clients cannot delete batches, and a batch may have an error in
-# every line.
+# The most finished batches that are kept for a tenant. Clients cannot delete batches, and a batch
+# may hold an error for every line.
 MAX_OVER = 10_000
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -38,7 +38,7 @@ class UnknownBatch(HeadraceError):
 
 
 class LineError(msgspec.Struct):
-    """Why the input of a batch is refused; `line` counts from 1."""
+    """Why the input of a batch is refused. `line` is the line's number, from 1."""
 
     code: str
     message: str
@@ -47,7 +47,7 @@ class LineError(msgspec.Struct):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Sums over the answers of a batch."""
+    """Counts over the answers of a batch: requests by success, and tokens."""
 
     completed: int
     failed: int
@@ -63,10 +63,10 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     Attributes:
         tenant: the owner; see `runtime.client.tenant`.
         times: when each status began, Unix times in seconds.
-        outcome: the final status, once its files are written.
+        outcome: the status that the batch gets once its files are written.
         total: number of lines; 0 until they are counted.
-        counts: sums over its answers, once the batch is over.
-        output_expiry_s: seconds that its output files are kept; None for no expiry.
+        counts: counts over its answers, once the batch is over.
+        output_expiry_s: seconds for which its output files are kept; None for no expiry.
     """
 
     id: str
@@ -87,12 +87,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
     @property
     def expires_at(self) -> int:
-        """When the remaining lines expire, as a Unix time."""
+        """Unix time at which lines without an answer expire."""
         return self.created_at + WINDOW_S
 
 
 def new_batch_id() -> str:
-    """An id that cannot be guessed."""
+    """Return a new id that cannot be guessed."""
     return f"batch_{secrets.token_hex(16)}"
 
 
@@ -100,14 +100,14 @@ _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
 class BatchStore:
-    """All batches. A line keeps its first answer, even if the server restarts."""
+    """Stores all batches. If a line is answered twice, around a restart, the first answer stays."""
 
     def __init__(self, database: Database, files: FileStore, max_over: int = MAX_OVER) -> None:
-        """Store batches in `database`, and their output files in `files`.
+        """Use `database`, in which the tables of batches exist.
 
         Args:
             database: has the batches' tables.
-            files: the store of inputs and answers.
+            files: the store of input and output files.
             max_over: most finished batches to keep per tenant.
         """
         self._database = database
@@ -115,7 +115,7 @@ class BatchStore:
         self._files = files
 
     async def put(self, record: BatchRecord) -> None:
-        """Store a batch, or replace it; drops the tenant's oldest finished batches for room."""
+        """Store or replace a batch; drop the tenant's oldest finished batches over the limit."""
         await self._database.run(_put, record, self._max_over)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
@@ -130,40 +130,40 @@ class BatchStore:
         return found[0]
 
     async def page(self, tenant: str, page: Page) -> list[BatchRecord]:
-        """A page of the batches of `tenant`; see `Page.of`."""
+        """Return a page of the batches of `tenant`; see `Page.of`."""
         return await self._database.run(_page, tenant, page)
 
     async def unfinished(self) -> list[BatchRecord]:
-        """The batches of all tenants that are not over, the oldest first."""
+        """Return the batches of all tenants that are not over, the oldest first."""
         return await self._database.run(_select, "NOT is_over", ())
 
     async def answered(self, batch_id: str) -> set[int]:
-        """Numbers of the lines that have answers."""
+        """Return the numbers of the lines that have answers."""
         return await self._database.run(_answered, batch_id)
 
     async def add_answer(
         self, batch_id: str, line: int, answer: dict[str, Any], *, is_good: bool
     ) -> None:
-        """Store the answer to a line; it is committed when this returns."""
+        """Store the answer to a line, unless it has one; it is committed when this returns."""
         usage = ((answer["response"] or {}).get("body") or {}).get("usage") or {}
         row = (batch_id, line, is_good, msgspec.json.encode(answer) + b"\n", *_tokens(usage))
         await self._database.run(_add_answer, row)
 
     async def counts(self, record: BatchRecord) -> Counts:
-        """Sums over the answers so far."""
+        """Return the counts over the answers so far."""
         if record.counts is not None:
             return record.counts
         return await self._database.run(_counts, record.id)
 
     async def write_files(self, record: BatchRecord, now: int) -> None:
-        """Write good answers to one file and failed ones to another; count them, omit empty files.
+        """Write successful answers to one file and failed ones to another; set `record.counts`.
 
-        A repeated call gives the same file ids.
+        An empty file is not written. A repeated call gives the same file ids.
         """
         await self._database.run(self._write_files, record, now)
 
     async def clean(self) -> None:
-        """Delete answers that are now in files."""
+        """Delete the answers of finished batches, which are in files now."""
         await self._database.run(_clean)
 
     def _write_files(self, connection: sqlite3.Connection, record: BatchRecord, now: int) -> None:
@@ -210,7 +210,7 @@ class _Named(NamedTuple):
 
 def _page(connection: sqlite3.Connection, tenant: str, page: Page) -> list[BatchRecord]:
     ids = connection.execute("SELECT id FROM batches WHERE tenant = ? ORDER BY rowid", (tenant,))
-    # Only the page's records are read: there may be thousands.
+    # Only the records of the page are read, because there may be thousands.
     found = page.of([_Named(*row) for row in ids])
     return [record for each in found for record in _select(connection, "id = ?", (each.id,))]
 
@@ -246,7 +246,7 @@ def _counts(connection: sqlite3.Connection, batch_id: str) -> Counts:
 
 
 def _tokens(usage: dict[str, Any]) -> Iterator[int]:
-    """Input, cached, output and reasoning tokens, from the `usage` of any route."""
+    """Yield input, cached, output and reasoning tokens, from the `usage` of any route."""
     for word, detail in (("input", "cached_tokens"), ("output", "reasoning_tokens")):
         other = {"input": "prompt", "output": "completion"}[word]
         yield int(usage.get(f"{word}_tokens", usage.get(f"{other}_tokens")) or 0)

@@ -1,4 +1,4 @@
-"""The folder of files and batches: one SQLite file, and the files' contents."""
+"""The folder of files and batches: one SQLite database, and the contents of the files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TABLES = (
 
 
 class Database:
-    """The folder's SQLite file and file contents, used by one server at a time.
+    """The SQLite database and the file contents in a folder, which one server may use at a time.
 
     Attributes:
-        contents: folder of the files' contents, named by file id.
+        contents: folder of the files' contents; each is named by its file id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,9 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `work` on a thread, one call at a time; the event loop does not wait for the disk.
+        """Call `work` with the connection on a thread, and return its result.
+
+        Calls run one after the other. The event loop does not wait for the disk.
 
         Raises:
             EngineDead: the server is stopping.
@@ -76,12 +78,12 @@ class Database:
                     raise EngineDead("The server is shutting down.")
                 return await asyncio.to_thread(work, self._connection, *args, **kwargs)
 
-        # Work that has begun completes, even if the caller is cancelled.
+        # A call that has begun is completed even if the caller is cancelled.
         return await asyncio.shield(asyncio.create_task(alone()))
 
     async def close(self) -> None:
-        """Release the folder for another server, once the running work has ended."""
-        # SQLite crashes when a connection is closed while another thread uses it.
+        """Wait for the running call, then release the folder so that another server may use it."""
+        # The wait is needed: SQLite crashes if a connection is closed while a thread uses it.
         async with self._turn:
             self._is_closed = True
             self._connection.close()

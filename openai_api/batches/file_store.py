@@ -1,4 +1,4 @@
-"""Files that clients upload, and output files of batches."""
+"""Stores the files that clients upload, and the output files of batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from runtime.client.tenant import TENANT, fits_beside_others
 from runtime.errors import HeadraceError, InvalidRequest
 
 INPUT, OUTPUT = "batch", "batch_output"
-# Bytes that a file takes besides its content: its row, and the disk's smallest block.
+# Bytes that a file counts besides its content: its row in the database, and rounding to disk
+# blocks.
 FILE_BYTES = 4096
-# Queries for the bytes of files and of answers, of one tenant, or of all if the name is NULL.
+# Queries for the bytes of files and of answers: those of one tenant, or of all if the name is NULL.
 _SIZES = (
     f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files WHERE tenant = COALESCE(?, tenant)",
     "SELECT TOTAL(LENGTH(answer)) FROM results WHERE batch_id IN "
@@ -39,7 +40,7 @@ class StoredFile(msgspec.Struct):
 
     Attributes:
         tenant: the owner; see `runtime.client.tenant`.
-        purpose: one of `INPUT` and `OUTPUT`.
+        purpose: `INPUT` or `OUTPUT`.
         created_at, expires_at: Unix times in seconds.
     """
 
@@ -52,7 +53,7 @@ class StoredFile(msgspec.Struct):
     expires_at: int | None = None
 
     def wire(self) -> dict[str, Any]:
-        """OpenAI's object."""
+        """Return the file as OpenAI's API describes it."""
         found = {
             "id": self.id,
             "object": "file",
@@ -67,17 +68,26 @@ class StoredFile(msgspec.Struct):
 
 
 def new_file_id() -> str:
-    """An id that cannot be guessed."""
+    """Return a new id that cannot be guessed."""
     return f"file-{secrets.token_hex(12)}"
 
 
 class FileStore:
-    """Files in a folder, their descriptions in its database; one limit for files and results."""
+    """Stores files in a folder, with their descriptions in the folder's database.
+
+    One size limit holds for files and answers of batches together.
+    """
 
     def __init__(
         self, database: Database, max_bytes: int, now: Callable[[], float] = time.time
     ) -> None:
-        """Store up to `max_bytes`."""
+        """Use the folder of `database`.
+
+        Args:
+            database: the folder with its database.
+            max_bytes: most bytes of files and answers of batches together.
+            now: returns the Unix time.
+        """
         self._database = database
         self._max_bytes = max_bytes
         self._now = now
@@ -85,7 +95,13 @@ class FileStore:
     async def add(
         self, content: bytes | bytearray, filename: str, tenant: str, expiry_s: int | None
     ) -> StoredFile:
-        """Keep an uploaded file.
+        """Store an uploaded file.
+
+        Args:
+            content: the file's bytes.
+            filename: the file's name, as the client sent it.
+            tenant: the owner.
+            expiry_s: seconds after which the file is deleted; None for never.
 
         Raises:
             InvalidRequest: the store has no room for the file.
@@ -98,7 +114,7 @@ class FileStore:
     def write(
         self, connection: sqlite3.Connection, file: StoredFile, pieces: Iterable[bytes | bytearray]
     ) -> StoredFile:
-        """Write the content, then its row; a file with the same id is replaced."""
+        """Write a file's content, then its description; a file with the same id is replaced."""
         path = self.path(file.id)
         with path.open("wb") as out:
             out.writelines(pieces)
@@ -108,7 +124,7 @@ class FileStore:
         return file
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
-        """Describe a file.
+        """Return the description of a file.
 
         Raises:
             UnknownFile: `tenant` has no such file.
@@ -119,7 +135,7 @@ class FileStore:
         return rows[0]
 
     async def page(self, tenant: str, page: Page, purpose: str | None) -> list[StoredFile]:
-        """A page of the files of `tenant`; see `Page.of`."""
+        """Return a page of the files of `tenant`, or of those with `purpose`; see `Page.of`."""
         extra, given = (" AND purpose = ?", (purpose,)) if purpose else ("", ())
         return page.of(await self._database.run(self._rows, tenant, extra, given))
 
@@ -128,7 +144,7 @@ class FileStore:
         await self._database.run(self._delete, file_id)
 
     async def check_room(self) -> None:
-        """Check that the store has room.
+        """Check that the store is not full for the current tenant.
 
         Raises:
             InvalidRequest: the store is full.
@@ -136,11 +152,11 @@ class FileStore:
         await self._database.run(self._check_room, 1)
 
     def path(self, file_id: str) -> Path:
-        """The path of an existing file's content; `file_id` must come from this store."""
+        """Return the path of a file's content; `file_id` must be the id of a stored file."""
         return self._database.contents / file_id
 
     async def clean(self) -> None:
-        """Delete contents without a row, which remain if a server ends while it writes them."""
+        """Delete contents without a description, which a server leaves if it ends while writing."""
         await self._database.run(self._clean)
 
     def _add(
@@ -172,7 +188,8 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def _drop_expired(self, connection: sqlite3.Connection) -> None:
-        # The input of a batch stays until the batch is over: the next server may read it again.
+        # The input of an unfinished batch stays, because the batch may be read again after a
+        # restart.
         read = (
             "SELECT json_extract(CAST(record AS TEXT), '$.input_file_id') "
             "FROM batches WHERE NOT is_over"

@@ -1,4 +1,4 @@
-"""Reads forms with uploaded files: `multipart/form-data`, within bounds."""
+"""Reads forms with uploaded files (`multipart/form-data`), within bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE = 1 << 20
 
 @dataclass
 class Upload:
-    """A file of a form."""
+    """A file of a form: its name, and its content."""
 
     filename: str
     content: bytearray
@@ -26,7 +26,7 @@ class Upload:
 
 @dataclass
 class Form:
-    """The content of a form, by the names of its parts."""
+    """The parts of a form by name: texts, and files."""
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, Upload] = field(default_factory=dict)
@@ -68,10 +68,10 @@ def read_form(body: bytes | bytearray, content_type: str) -> Form:
 
 
 class _Reader:
-    """Collects the parts that the parser finds.
+    """Collects the parts of a form; its methods are the parser's callbacks.
 
     Attributes:
-        is_complete: the end of the form was read.
+        is_complete: whether the end of the form was read.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Paged lists: the page that a query requests, and OpenAI's form of a page."""
+"""Pages of lists: the page that a query string asks for, and OpenAI's format of a page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runtime.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Page:
-    """The requested page.
+    """Which page of a list a query string asks for.
 
     Attributes:
-        after: id of the last item of the previous page.
-        limit: most items.
-        newest_first: the order.
+        after: id of the last item of the previous page; None for the first page.
+        limit: most items of the page.
+        newest_first: whether the newest item comes first.
     """
 
     after: str | None
@@ -26,17 +26,22 @@ class Page:
 
     @classmethod
     def asked(cls, query: Mapping[str, str], *, default: int, most: int) -> Page:
-        """Parse the page that a query string requests.
+        """Parse a query string.
+
+        Args:
+            query: the query string's parameters.
+            default: number of items if the query has no `limit`.
+            most: the greatest allowed `limit`.
 
         Raises:
-            InvalidRequest: an invalid limit, or an unknown order.
+            InvalidRequest: `limit` is out of bounds, or `order` is unknown.
         """
         limit = number_in(query, "limit", 1, most) or default
         newest_first = word_in(query, "order", ("asc", "desc")) != "asc"
         return cls(query.get("after") or None, limit, newest_first)
 
     def of(self, items: list[Any]) -> list[Any]:
-        """Return the items of this page, and one more if there is one.
+        """Return the items of this page, and one further item if the list goes on.
 
         Args:
             items: all items, the oldest first, each with an `id`.
@@ -54,7 +59,7 @@ class Page:
         return ordered[begin : begin + self.limit + 1]
 
     def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
-        """Build OpenAI's form of a page; `wire` has the wire objects of the items from `of`."""
+        """Return the page in OpenAI's format; `wire` has the objects of the items from `of`."""
         data = wire[: self.limit]
         return {
             "object": "list",

@@ -1,4 +1,4 @@
-"""Answers to lines of batch files, by the handlers of the routes and without HTTP."""
+"""Answers the lines of batch files: calls the routes' handlers without HTTP."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _HANDLERS = dict(
 
 
 async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
-    """Answer a line and return `response` of its output line; runs on the engine's loop.
+    """Compute one line's request; return the object `response` of its output line.
 
-    A request that is refused has a response too, with its status and OpenAI's error object.
+    It runs on the server's event loop. A request that is refused also has a response, with the
+    error's status and OpenAI's error object.
 
     Args:
         context: the server's context.
-        url: the path of a handler.
+        url: the request's path.
         body: the request's JSON body.
     """
     IGNORED.set(IgnoredFields(url))

@@ -1,4 +1,4 @@
-"""`/v1/batches`: requests in a file, answered when there is room."""
+"""`/v1/batches`: files of requests, which are answered while the server has room for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIMES = (
 
 
 async def create_batch(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/batches`."""
+    """Answer `POST /v1/batches`: create a batch."""
     request = await read_body(call, DECODER)
     _check(request)
     service = batch_service(context)
@@ -62,14 +62,14 @@ async def create_batch(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def retrieve_batch(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/batches/{batch_id}`."""
+    """Answer `GET /v1/batches/{batch_id}`: describe a batch."""
     service = batch_service(context)
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     return Whole(await _wire(record, service, context))
 
 
 async def list_batches(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/batches`."""
+    """Answer `GET /v1/batches`: list the batches."""
     service = batch_service(context)
     page = Page.asked(call.query, default=_LISTED, most=_MOST_LISTED)
     records = await service.batches.page(TENANT.get(), page)
@@ -77,7 +77,7 @@ async def list_batches(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/batches/{batch_id}/cancel`.
+    """Answer `POST /v1/batches/{batch_id}/cancel`: stop answering a batch's lines.
 
     Raises:
         InvalidRequest: the batch is over, or its answers are being written.
@@ -87,11 +87,12 @@ async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     running = service.runner.running.get(record.id)
     if running is None and record.status not in OVER:
-        # The batch is left from an earlier server, or it has ended since it was read.
+        # Either the server has not yet begun to run an earlier server's batches, or the batch has
+        # ended since it was read.
         await service.runner.has_begun.wait()
         record = await service.batches.get(record.id, TENANT.get())
         running = service.runner.running.get(record.id)
-    # A finished batch may be listed as running for a moment. It must not start again.
+    # The status is checked again, because a finished batch stays in `running` for a moment.
     status = (running or record).status
     if status in (*OVER, "finalizing"):
         raise InvalidRequest(f"A batch that is {status} cannot be cancelled.")

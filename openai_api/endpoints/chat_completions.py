@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: answer a conversation, at once or as a stream."""
+"""`/v1/chat/completions`: continues a conversation, with the answer at once or as a stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass
 class _Message:
-    """Builds the assistant's message from the events of a whole answer."""
+    """Builds the assistant's message from the deltas of a complete answer."""
 
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Message:
         content = "".join(self.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            # OpenAI returns null if there are only calls, and a string otherwise.
+            # As in OpenAI's API, the content is null if there are only calls, else a string.
             "content": None if self._calls and not content else content,
             **spelled("".join(self.reasoning) or None),
         }
@@ -78,7 +78,7 @@ class _Message:
 
 
 def _copied(call: dict[str, Any]) -> dict[str, Any]:
-    # Later deltas append to its arguments.
+    # The delta is copied, because the arguments of later deltas are appended to it.
     return {key: dict(value) if isinstance(value, dict) else value for key, value in call.items()}
 
 

@@ -1,4 +1,4 @@
-"""`/v1/classify`: classes of texts with their probabilities."""
+"""`/v1/classify`: the most probable class of each text, and all classes' probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.service.text_embeddings import TextOptions, embed
 
 
 async def create_classification(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/classify` with a class for each input, in order."""
+    """Answer `POST /v1/classify` with the class of each input, in order."""
     body = await read_body(call, DECODER)
     model = context.service.model
     require_scores(model, "/v1/classify")

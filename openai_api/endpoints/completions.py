@@ -1,4 +1,4 @@
-"""`/v1/completions`: continue texts or token ids, without a chat template."""
+"""`/v1/completions`: continues texts or token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from runtime.service.generation import (
 from runtime.text.encoding import encode_prompts
 from runtime.text.tokenizer import decode_texts
 
-# Encoding this many characters of text takes as long as encoding one number.
+# Encoding this many characters of text as JSON takes as long as encoding one number.
 _CHARS_PER_COST = 64
 
 
@@ -82,13 +82,15 @@ async def _answer(body: CompletionRequest, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A request, ready for the engine.
+    """A checked request, ready for the engine.
 
     Attributes:
         inputs: the engine's inputs in the order of prompts, `num_samples` for each prompt.
         wanted_logprobs: the requested log-probabilities, the same for every choice.
-        echoes: the text before each choice.
-        n: choices returned per prompt, which are the best of its samples.
+        hidden: whether hidden states are requested.
+        echoes: for each input, the text to put before its output.
+        num_samples: number of samples that are generated for each prompt.
+        n: number of samples that are returned for each prompt: the best ones.
     """
 
     id: str
@@ -104,7 +106,7 @@ class _Plan:
     context: OpenAIContext
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
-        """Make empty lists of log-probabilities for each choice; `None` if not requested."""
+        """Return a new collector of log-probabilities for each input; `None` if not requested."""
         pieces, spec = self.context.service.token_pieces, self.wanted_logprobs
         return [
             None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
@@ -112,14 +114,14 @@ class _Plan:
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
-        """Make empty hidden states for each choice; an empty list if not requested."""
+        """Return a new collector of hidden states for each input; no collector if not requested."""
         if not self.hidden:
             return []
         size = self.context.service.model.hidden_size
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def answered(self, scores: SampleScores | None) -> Iterable[int]:
-        """The indices of the returned samples, in the order of the choices."""
+        """Return the indices of the samples to return, in the order of the choices."""
         if scores is None:
             return range(len(self.inputs))
         firsts = range(0, len(self.inputs), self.num_samples)
@@ -135,7 +137,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
     adapter_id = await named_adapter(context.service, body.model, body.lora_path)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # An echoed prompt may be scored without generating.
+    # With `echo`, zero tokens are allowed: a prompt may be scored without generating.
     least = 0 if body.echo else 1
     if max_tokens < least:
         raise InvalidRequest(
@@ -159,7 +161,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
-    # `best_of` ranks samples by their log-probabilities.
+    # `best_of` ranks samples by their log-probabilities, so it needs them too.
     reported = logprobs or (LogprobSpec() if samples > n else None)
     extras = [*([] if reported is None else [reported.extra()]), *hidden]
     inputs = [
@@ -171,8 +173,8 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
                 ),
                 rid=rids[at * samples + sample],
                 stream=bool(body.stream),
-                # The client did not choose the default, so a prompt that leaves less room is still
-                # served.
+                # If the client did not set `max_tokens`, a prompt that leaves less room than the
+                # default is served all the same.
                 explicit_max_new_tokens=body.max_tokens is not None,
                 cache_namespace=namespace,
                 priority=priority,
@@ -198,7 +200,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
 
 
 def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[str]]:
-    """Return the answer's id, and the `rid` of each choice."""
+    """Return the answer's id, and the `rid` of each input."""
     rid = body.rid
     if not isinstance(rid, list):
         check_rid(rid)
@@ -218,7 +220,7 @@ async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> lis
     service = context.service
     ids = await encode_prompts(service.tokenizer, prompts, service.client.limits)
     if not all(isinstance(prompt, str) for prompt in prompts):
-        # The answer would be text, which this request cannot get.
+        # The answer is text, so a tokenizer is needed even if the prompts are token ids.
         service.tokenizer.check_present()
     return ids
 

@@ -33,13 +33,14 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     )
     inputs = text_inputs(body.input)
     if not all(inputs):
-        # The vector of an empty text would only reflect special tokens; OpenAI refuses it too.
+        # An empty text is refused, as by OpenAI: its vector would reflect special tokens only.
         raise InvalidRequest("input must hold no empty text and no empty list.", param="input")
     found = await embed(context.service, inputs, options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
-        # The vectors have up to a million numbers, which are encoded while they are sent.
+        # All vectors together may have millions of numbers, so they are encoded while they are
+        # sent.
         "data": JsonList(
             sum(len(each.numbers) for each in found),
             (
@@ -58,7 +59,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
-    """Return the texts, or lists of token ids, of an `input`.
+    """Return the texts or the lists of token ids of the field `input`.
 
     Raises:
         InvalidRequest: `input` mixes texts and ids.
@@ -72,7 +73,7 @@ def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
 
 
 def written(numbers: Sequence[float], encoding_format: str) -> list[float] | str:
-    """Write numbers in their JSON form: a list, or little-endian float32 bytes in base64."""
+    """Return numbers in their JSON form: a list, or little-endian float32 bytes in base64."""
     if encoding_format == "float":
         return list(numbers)
     packed = array("f", numbers)

@@ -1,4 +1,4 @@
-"""`/v1/files`: the input of batches and their answers."""
+"""`/v1/files`: the input files of batches, and the files with their answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]
 
 
 def batch_service(context: OpenAIContext) -> BatchService:
-    """Return the files and batches of this server.
+    """Return the stores of files and batches.
 
     Raises:
-        InvalidRequest: the server was started with --file-store-mb 0.
+        InvalidRequest: the server was started with `--file-store-mb 0`.
     """
     if context.batch_service is None:
         raise InvalidRequest("This server stores no files: --file-store-mb is 0.")
@@ -33,7 +33,7 @@ def batch_service(context: OpenAIContext) -> BatchService:
 
 
 async def upload_file(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/files`."""
+    """Answer `POST /v1/files`: store an uploaded file."""
     service = batch_service(context)
     form = await asyncio.to_thread(read_form, call.body, call.content_type)
     upload = _checked(form)
@@ -44,7 +44,7 @@ async def upload_file(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def list_files(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/files`."""
+    """Answer `GET /v1/files`: list the files."""
     service = batch_service(context)
     page = Page.asked(call.query, default=_MOST_LISTED, most=_MOST_LISTED)
     files = await service.files.page(TENANT.get(), page, call.query.get("purpose"))
@@ -52,13 +52,13 @@ async def list_files(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def retrieve_file(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/files/{file_id}`."""
+    """Answer `GET /v1/files/{file_id}`: describe a file."""
     service = batch_service(context)
     return Whole((await service.files.get(call.path["file_id"], TENANT.get())).wire())
 
 
 async def file_content(call: Call, context: OpenAIContext) -> FileContent:
-    """Answer `GET /v1/files/{file_id}/content`."""
+    """Answer `GET /v1/files/{file_id}/content`: send a file's content."""
     service = batch_service(context)
     file = await service.files.get(call.path["file_id"], TENANT.get())
     try:
@@ -69,10 +69,10 @@ async def file_content(call: Call, context: OpenAIContext) -> FileContent:
 
 
 async def delete_file(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `DELETE /v1/files/{file_id}`.
+    """Answer `DELETE /v1/files/{file_id}`: delete a file.
 
     Raises:
-        InvalidRequest: a batch still reads the file.
+        InvalidRequest: an unfinished batch needs the file.
     """
     service = batch_service(context)
     file = await service.files.get(call.path["file_id"], TENANT.get())

@@ -1,4 +1,4 @@
-"""`/v1/models`: the served model and its adapters; the route answers while weights are loading."""
+"""`/v1/models`: the served model and its adapters. It also answers while weights are loading."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class ModelNotFound(HeadraceError):
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        """Name the missing `model`, shortened because a client sent it."""
+        """Name the missing model in the message; a client sent the name, so it is shortened."""
         super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
 async def list_models(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """Answer with a card of the model, and one of each adapter (LoRA)."""
+    """Answer `GET /v1/models`: list the served model and its adapters (LoRA)."""
     record = context.service.adapters.record
     cards = [_adapter_card(context, adapter) for adapter in record.named()]
     return Whole({"object": "list", "data": [_card(context), *cards]})
 
 
 async def retrieve_model(call: Call, context: OpenAIContext) -> Whole:
-    """Answer with the card of the served model or of an adapter; any other name is a 404."""
+    """Answer `GET /v1/models/{model_id}`: describe the model or an adapter; other names get 404."""
     model_id = str(call.path["model_id"])
     for adapter in context.service.adapters.record.named():
         if adapter.name == model_id:
@@ -45,7 +45,7 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "id": name,
         "object": "model",
         "created": context.created,
-        # SGLang clients expect this value.
+        # SGLang's clients expect this value.
         "owned_by": "sglang",
         "root": name,
         "parent": None,

@@ -1,4 +1,4 @@
-"""`/v1/responses`: takes and returns items; later turns continue a stored response."""
+"""`/v1/responses`: takes and returns items; a later request may continue a stored response."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from runtime.service.generation import Chunk, joined, named_event
 
 
 class UnknownResponse(HeadraceError):
-    """The server stores no response with this id."""
+    """The server has not stored a response with this id for this caller."""
 
     status_code = 404
 
 
 async def create_response(call: Call, context: OpenAIContext) -> Reply:
-    """Answer `POST /v1/responses`."""
+    """Answer `POST /v1/responses`: make a response."""
     request = await read_body(call, DECODER)
     await aside(request, _check, request, context)
     response_id = new_response_id()
@@ -84,7 +84,14 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
 
 @dataclass(frozen=True)
 class _Opened:
-    """An admitted conversation, and its summary if one was made."""
+    """A conversation whose samples are admitted.
+
+    Attributes:
+        items: the conversation's items.
+        tools: the tools that the model may call.
+        run: the admitted samples.
+        compaction: the summary of earlier items, if one was made.
+    """
 
     items: Items
     tools: OfferedTools
@@ -114,7 +121,7 @@ async def _open(response_id: str, request: ResponseRequest, context: OpenAIConte
 
 
 async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/input_tokens`."""
+    """Answer `POST /v1/responses/input_tokens`: count the tokens of a request's prompt."""
     chat = await prompt_of_response(await read_body(call, ITEMS_DECODER), context)
     with _wire_names():
         prompt = await build_chat_prompt(chat, context)
@@ -124,7 +131,7 @@ async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
 async def prompt_of_response(
     request: ItemsRequest, context: OpenAIContext
 ) -> ChatCompletionRequest:
-    """Return the checked chat request that makes the prompt of a request.
+    """Return the checked chat request that has the same prompt as `request`.
 
     Raises:
         InvalidRequest: the first error found.
@@ -138,7 +145,7 @@ async def prompt_of_response(
 
 
 async def compact_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/compact`."""
+    """Answer `POST /v1/responses/compact`: summarise a conversation."""
     body = await read_body(call, COMPACT_DECODER)
     request = ItemsRequest(
         input=body.input or [],
@@ -154,7 +161,9 @@ async def compact_response(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
-    """Answer `GET /v1/responses/{response_id}`; with `stream`, its events from any one on.
+    """Answer `GET /v1/responses/{response_id}`: return a stored response.
+
+    With `stream`, return its events instead, from any event on.
 
     Raises:
         InvalidRequest: the events are not kept, or the query is wrong.
@@ -170,13 +179,13 @@ async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
 
 
 async def list_input_items(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/responses/{response_id}/input_items`."""
+    """Answer `GET /v1/responses/{response_id}/input_items`: list a response's input items."""
     stored = await _stored(call.path["response_id"], context)
     return Whole(page_of(stored.items, call.query))
 
 
 async def delete_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `DELETE /v1/responses/{response_id}`."""
+    """Answer `DELETE /v1/responses/{response_id}`: delete a stored response."""
     response_id = call.path["response_id"]
     await _stored(response_id, context)
     await context.background_responses.cancel(response_id)
@@ -187,7 +196,7 @@ async def delete_response(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def cancel_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /v1/responses/{response_id}/cancel`.
+    """Answer `POST /v1/responses/{response_id}/cancel`: stop a response that runs in background.
 
     Raises:
         InvalidRequest: the response was not made in the background.
@@ -209,7 +218,7 @@ def _followed(response_id: str, start: int, context: OpenAIContext) -> Streamed:
             "and stream have events; read it without stream.",
             param="stream",
         )
-    # The response continues without its reader.
+    # If the reader leaves, the response continues, so there is nothing to close.
     return Streamed(events, lambda: None, end=b"")
 
 
@@ -262,7 +271,7 @@ async def _stored(response_id: str, context: OpenAIContext) -> StoredResponse:
 
 
 async def _own(response_id: str, context: OpenAIContext) -> StoredResponse | None:
-    """Return the stored response with this id, if the caller owns it."""
+    """Return the stored response with this id if the current tenant owns it, else None."""
     if context.responses is None:
         return None
     stored = await context.responses.get(response_id)
@@ -280,7 +289,7 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Chunk,
 
 @contextmanager
 def _wire_names() -> Iterator[None]:
-    """Rename chat's fields to this wire's in the errors of the block."""
+    """In errors of the block, replace names of chat's fields by those of the Responses API."""
     names = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 
     def renamed(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reasoning of GLM 4.5 and its successors, which may call a tool without ending the reasoning."""
+"""Reasoning of GLM 4.5 and later, which may call a tool without closing the reasoning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from openai_api.tool_parsers.glm45 import OPEN_TAG
 
 
 class Glm45Thinking(ThinkTags):
-    """Reads the usual tags; a call also ends reasoning."""
+    """Reads `<think>` tags; the beginning of a call also ends reasoning."""
 
     signs = Signs(template=("</think>", "<arg_key>", "</arg_value>"))
     call_opens = (OPEN_TAG,)

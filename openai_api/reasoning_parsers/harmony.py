@@ -1,6 +1,7 @@
-"""gpt-oss writes messages in channels: `analysis` is reasoning, the others are the answer.
+"""Reasoning of gpt-oss, which writes messages in channels.
 
-A message to a function keeps its header, for the tool-call parser; other headers are dropped.
+Messages in the channel `analysis` are reasoning, all others belong to the answer. The header of a
+message to a function is kept for the tool-call parser; other headers are dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Reads gpt-oss's channels: the model reasons before answers and sometimes between messages."""
+    """Splits gpt-oss's messages by channel. It may reason before answers and between messages."""
 
     open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END
     lead = _FINAL
-    # Another message begins.
+    # The beginning of the next message.
     ends_before: tuple[str, ...] = (START, CHANNEL)
     call_opens: tuple[str, ...] = ()
     forced_end = END
@@ -37,10 +38,10 @@ class HarmonyChannels:
     signs = Signs(template=(_ANALYSIS, MESSAGE, END))
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # it never is
-        """Wait for the first message."""
+        """Expect the first message."""
         self.has_reasoned = self.is_reasoning = False
         self._body = UntilTag(*_BODY_TAGS, keep_space=True)
-        # Whether the current message is reasoning, and whether its header was kept.
+        # Whether the current message is reasoning, and whether it is a call, whose header is kept.
         self._reasons = False
         self._is_call = False
         self._header: list[str] | None = None

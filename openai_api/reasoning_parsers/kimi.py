@@ -1,4 +1,4 @@
-"""Reasoning of Kimi's models, first with marks of their own, later with the usual tags."""
+"""Reasoning of Kimi's models: the older ones have tags of their own, K2 has the usual ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KimiThinking(ThinkTags):
 
 
 class KimiK2Thinking(ThinkTags):
-    """Reads the usual tags; a section of calls also ends reasoning."""
+    """Reads `<think>` tags; the beginning of a section of calls also ends reasoning."""
 
     signs = Signs(template=("</think>", SECTION))
     call_opens = (SECTION,)

@@ -1,4 +1,4 @@
-"""The reasoning parser protocol: one state machine, fed in pieces, for streams and whole texts."""
+"""The protocol of reasoning parsers, which are fed an output in pieces or at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.requests.sampling_params import ThoughtTexts
 
 
 class SplitText(NamedTuple):
-    """More of the reasoning, and more of the answer after it."""
+    """More text of the reasoning, followed by more text of the answer."""
 
     reasoning: str
     content: str
@@ -28,11 +28,11 @@ class ReasoningParser(Protocol):
         forced_end: the text that ends reasoning whose budget is used up.
         bridge: the text that must stand between the end of reasoning and an answer; may be empty.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty if no text does.
-        markers: texts that must stay visible in the output for the parser to work.
-        splits: thoughts are split off from the answer.
-        signs: the signs that a model uses this form of reasoning.
+        markers: texts that must not be hidden in the output, because the parser looks for them.
+        splits: whether reasoning is split off from the answer.
+        signs: signs in a model's files that its outputs have this format.
         has_reasoned: whether reasoning has begun.
-        is_reasoning: whether the output fed so far ends inside reasoning.
+        is_reasoning: whether the output so far ends inside reasoning.
     """
 
     open_tag: str
@@ -50,22 +50,22 @@ class ReasoningParser(Protocol):
     is_reasoning: bool
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Begin; the arguments tell whether the prompt ends in reasoning and calls may come."""
+        """Begin an output; say whether the prompt ends inside reasoning, and if calls may come."""
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; return the new parts of reasoning and answer, in order."""
+        """Add more output; return its parts of reasoning and answer, in order."""
 
     def finish(self) -> list[SplitText]:
         """End the output; return the text that was held back."""
 
 
 def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, ...]:
-    """Texts that end reasoning without its close tag, for scans of text and of tokens.
+    """Return the texts that end reasoning without its close tag.
 
     Args:
         kind: the model's reasoning parser.
-        may_call: whether the model may call tools in its own form. If not, text that looks like a
-            call is a thought.
+        may_call: whether the model may call tools in its family's own format. If not, text that
+            looks like a call is reasoning.
     """
     return (*kind.ends_before, *(kind.call_opens if may_call else ()))
 
@@ -73,15 +73,15 @@ def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, .
 def thought_texts(
     kind: type[ReasoningParser], *, prompt_is_open: bool, may_call: bool
 ) -> ThoughtTexts:
-    """The texts that `kind` looks for, for a `ThoughtScan` that finds thoughts in the output.
+    """Return the texts by which a `ThoughtScan` finds the same reasoning as the parser `kind`.
 
     Args:
         kind: the model's reasoning parser.
-        prompt_is_open: whether the prompt itself ends inside reasoning.
-        may_call: whether the model may call tools in its own form.
+        prompt_is_open: whether the prompt ends inside reasoning.
+        may_call: whether the model may call tools in its family's own format.
     """
     if kind.reopen_tag:
-        # The output is messages, each with a header that states its kind.
+        # The output is a series of messages, each with a header that says if it is reasoning.
         return ThoughtTexts(
             headers=list(kind.ends_before),
             body=kind.open_tag.removeprefix(kind.reopen_tag),

@@ -1,4 +1,4 @@
-"""Reasoning parsers by the names that `--reasoning-parser` takes."""
+"""Reasoning parsers, by the names that `--reasoning-parser` accepts."""
 
 from __future__ import annotations
 

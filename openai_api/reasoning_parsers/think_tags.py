@@ -15,7 +15,7 @@ class ThinkTags:
     """Splits at the tags; whitespace around the tags belongs to neither part.
 
     Output that does not begin with the open tag is an answer from its first character, unless the
-    prompt ended with the open tag. So a model that skips reasoning loses no text.
+    prompt ended with the open tag. So no text is lost if a model skips reasoning.
     """
 
     open_tag = OPEN_TAG
@@ -28,14 +28,16 @@ class ThinkTags:
     reopen_tag = ""
     splits = True
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
-    # Some templates remove earlier reasoning and never write the open tag.
+    # The open tag is not a sign, because some templates never write it: they drop earlier
+    # reasoning.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Create a parser for one output.
+        """Begin an output.
 
         Args:
-            prompt_is_open: whether the prompt, and so the beginning of the output, is in reasoning.
+            prompt_is_open: whether the prompt ends inside reasoning, so that the output begins
+                there.
             may_call: whether the output may contain tool calls.
         """
         self.has_reasoned = prompt_is_open
@@ -45,7 +47,7 @@ class ThinkTags:
         self._until_close = UntilTag(self.close_tag, *implied_ends(type(self), may_call=may_call))
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; return the new parts of reasoning and answer, in order."""
+        """Add more output; return its parts of reasoning and answer, in order."""
         if self._start is not None:
             text = self._decide_start(text)
         return [self._split(text)]
@@ -83,7 +85,7 @@ class ThinkTags:
             return SplitText(reasoning, "")
         self.is_reasoning = False
         if self._until_close.found != self.close_tag:
-            # The text that ended reasoning belongs to the answer.
+            # Another text than the close tag ended the reasoning, and belongs to the answer.
             return SplitText(reasoning, self._until_close.found + text[end:])
         self._skip_space = True
         return SplitText(reasoning, self._without_space(text[end:]))
@@ -100,8 +102,8 @@ class ThinkTags:
 class AlwaysThinking(ThinkTags):
     """Reads output of models that always reason first and may omit the open tag."""
 
-    # Templates do not show this habit. If a template opens reasoning itself, `ThinkTags` sees it in
-    # the prompt.
+    # A template does not show that a model always reasons. (If a template writes the open tag
+    # itself, the prompt is open, which `ThinkTags` handles.)
     signs = Signs()
 
     def __init__(
@@ -110,14 +112,14 @@ class AlwaysThinking(ThinkTags):
         prompt_is_open: bool,  # noqa: ARG002  # the models' habit wins
         may_call: bool = True,
     ) -> None:
-        """Start inside reasoning, whatever the prompt says."""
+        """Begin inside reasoning, whether or not the prompt ends there."""
         super().__init__(prompt_is_open=True, may_call=may_call)
 
 
 class AppendThink:
-    """MiniMax's `minimax-append-think`: restores the prompt's open tag, and splits nothing.
+    """MiniMax's `minimax-append-think`: puts the prompt's open tag back, and splits nothing.
 
-    This serves clients that look for the tags in the content.
+    It is for clients that look for the tags in the content.
     """
 
     open_tag = OPEN_TAG
@@ -133,14 +135,14 @@ class AppendThink:
     signs = Signs()
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # these models always reason
-        """Start inside reasoning, which is reported as content."""
+        """Begin inside reasoning, which is reported as content."""
         self.has_reasoned = False
         self.is_reasoning = True
         self._has_begun = False
         self._until_close = UntilTag(CLOSE_TAG, keep_space=True)
 
     def feed(self, text: str) -> list[SplitText]:
-        """Take more output; all of it is content."""
+        """Add more output; all of it is content."""
         if not text:
             return []
         if self.is_reasoning and self._until_close.feed(text)[1] is not None:
@@ -150,5 +152,5 @@ class AppendThink:
         return [SplitText("", opening + text)]
 
     def finish(self) -> list[SplitText]:
-        """End the output; nothing was held back."""
+        """End the output; no text was held back."""
         return []

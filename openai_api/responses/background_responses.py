@@ -1,4 +1,4 @@
-"""Responses that run in the background, independent of a client's connection."""
+"""Runs responses in the background, independent of the client's connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from openai_api.responses.event_log import EventLogs
 from runtime.service.generation import Chunk, Indexed, named_event
 
-# How long to wait until the engine reports that it has stopped.
+# Seconds to wait until the engine reports that it has stopped a response.
 ABORT_TIMEOUT_S = 10.0
 
 
@@ -18,48 +18,48 @@ Event = dict[str, Any]
 
 
 class RunningResponse(Protocol):
-    """A response that runs in the background; `ResponseRun` implements it."""
+    """A response that runs in the background; `ResponseRun` implements this protocol."""
 
     id: str
     response: dict[str, Any]
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """The engine's chunks, for `streamed`."""
+        """Return the engine's chunks, which `streamed` takes."""
 
     def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Yield every event in order; a failure is the last event."""
+        """Yield every event of the response in order; if it fails, the last event says so."""
 
     async def keep(self) -> None:
-        """Store the current state of the response, if the request says so."""
+        """Store the current state of the response, if the request allows it."""
 
     def close(self) -> None:
-        """Stop, and abort the requests that still run."""
+        """Stop reading, and abort the engine's requests that still run."""
 
     def abort(self) -> None:
-        """Abort the engine's request; the events still come, up to the last one."""
+        """Abort the engine's request; the events continue up to the last one."""
 
     async def cancel(self) -> None:
-        """End the response before the model does."""
+        """End the response without waiting for the engine."""
 
 
 class BackgroundResponses:
-    """Running background responses; each is also in the store, where later requests find it.
+    """The background responses that run now. Each is also in the store, for later requests.
 
     Attributes:
         logs: events of the responses that can be read as a stream.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without responses."""
         self._running: dict[str, tuple[RunningResponse, asyncio.Task[None]]] = {}
         self.logs = EventLogs()
 
     async def start(self, run: RunningResponse, *, is_streamed: bool) -> None:
-        """Start `run` as a task of its own; its events are kept if `is_streamed`."""
+        """Run a response as a task; keep its events for readers if `is_streamed`."""
         try:
             await run.keep()
         except BaseException:
-            # The response could not be retrieved, so the engine must not generate it.
+            # A response that cannot be stored could never be read, so it must not run.
             run.close()
             raise
         if is_streamed:
@@ -73,16 +73,16 @@ class BackgroundResponses:
         return None if run is None else run.response
 
     def follow(self, response_id: str, start: int) -> AsyncGenerator[Chunk, None] | None:
-        """Return the events of a response from number `start` on; None if they are not kept."""
+        """Return the events of a response from index `start` on; None if they are not kept."""
         log = self.logs.get(response_id)
         return None if log is None else log.follow(start)
 
     async def cancel(self, response_id: str) -> bool:
-        """End a response; return whether it still ran."""
+        """Cancel a response; return whether it was running."""
         run, task = self._running.pop(response_id, (None, None))
         if run is None or task is None:
             return False
-        # When the engine ends the request, its events end too.
+        # The abort ends the engine's request, and with it the events.
         run.abort()
         _, unfinished = await asyncio.wait([task], timeout=ABORT_TIMEOUT_S)
         if unfinished:

@@ -1,4 +1,4 @@
-"""Converts items to the chat request that the rest of the server uses."""
+"""Converts the items of a Responses request to a chat request, which the rest of the code uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from openai_api.schemas.responses import (
 )
 from runtime.errors import InvalidRequest
 
-# This text is put before the summary of a compacted conversation.
+# The text before the summary of a compacted conversation.
 SUMMARY = "Summary of the conversation before:"
 _NO_TRIGGER = (
     "compaction_trigger is not supported; POST /v1/responses/compact, or context_management, "
@@ -58,16 +58,16 @@ _SAME_NAMES = (
 def chat_of(
     request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools, *, sees: bool
 ) -> ChatCompletionRequest:
-    """Build the chat whose prompt is `items`.
+    """Return the chat request whose prompt shows the conversation `items`.
 
     Args:
-        request: the other fields.
+        request: has the other fields.
         items: the whole conversation, including earlier turns.
         tools: the tools of the request.
         sees: whether the model takes images.
 
     Raises:
-        InvalidRequest: a part that chat cannot represent; the message names its place.
+        InvalidRequest: chat cannot represent a part of an item; the message has the part's path.
     """
     check_num_items(len(items))
     turns = _Turns(tools, sees)
@@ -93,7 +93,7 @@ def chat_of(
         if reasoning is not None and reasoning.effort is not None:
             chat.reasoning_effort = reasoning.effort
     if request.text is not None and request.text.verbosity is not None:
-        # Some templates use this value.
+        # Some chat templates read this variable.
         variables = chat.chat_template_kwargs or {}
         chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
     for text in (request.text, turns.text):
@@ -103,7 +103,7 @@ def chat_of(
 
 
 def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> None:
-    """Copy the generation fields of `request` to `chat`."""
+    """Copy the fields about generation from `request` to `chat`."""
     for name in _SAME_NAMES:
         setattr(chat, name, getattr(request, name))
     chat.max_completion_tokens = request.max_output_tokens
@@ -112,7 +112,7 @@ def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> Non
 
 
 class _Turns:
-    """Messages for chat templates: consecutive items of the assistant become one message."""
+    """Collects chat messages: consecutive items of the assistant become one message."""
 
     def __init__(self, tools: OfferedTools, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
@@ -122,7 +122,13 @@ class _Turns:
         self._sees = sees
 
     def add(self, item: Item, raw: Mapping[str, Any], where: str) -> None:
-        """Add an item; `raw` is the item as it was sent."""
+        """Add an item.
+
+        Args:
+            item: the decoded item.
+            raw: the item as it was sent.
+            where: its path in the request, for errors.
+        """
         match item:
             case MessageItem():
                 self._add_message(item, f"{where}.content")
@@ -146,7 +152,7 @@ class _Turns:
             case CompactionItem():
                 self.messages.append(ChatMessage(role="user", content=_summary(item, where)))
             case AdditionalToolsItem():
-                # Its tools are already among the others.
+                # `chat_of` gets these tools with the request's others.
                 pass
             case ReasoningItem():
                 self._think(_thought(item))
@@ -193,7 +199,10 @@ class _Turns:
         message.content = f"{message.content}\n{text}" if message.content else text
 
     def _result(self, output: str | list[ContentPart] | None, where: str) -> Content:
-        """Return a tool's result. What the model cannot read is a note: a tool may return it."""
+        """Return a tool's result as chat content.
+
+        A part that the model cannot read becomes a note, because tools may return any kind.
+        """
         if output is None or isinstance(output, str):
             return output or ""
         parts = [
@@ -255,7 +264,7 @@ def _thought(item: ReasoningItem) -> str:
     if item.content:
         return "".join(part.text for part in item.content)
     kept = unwrapped("thought", item.encrypted_content or "")
-    # This server cannot read another server's encrypted content.
+    # The encrypted content may be from another server, which this one cannot read.
     return "\n".join(part.text for part in item.summary) if kept is None else kept
 
 

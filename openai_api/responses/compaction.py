@@ -1,4 +1,4 @@
-"""`/v1/responses/compact` replaces a long conversation by its user messages and a summary."""
+"""`/v1/responses/compact`: replaces a long conversation by its user messages and a summary."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _ASK = (
 
 
 class NoSummary(HeadraceError):
-    """The model wrote no summary that could replace the conversation."""
+    """The model wrote no text for the summary."""
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """A summary.
+    """A summary of a conversation.
 
     Attributes:
-        item: the item that the client keeps.
-        count: the token counts of the summary's request.
+        item: the item with the summary, which the client sends back instead of the conversation.
+        count: token counts of the request that made the summary.
     """
 
     item: dict[str, Any]
@@ -50,7 +50,7 @@ class Compaction:
 
 
 async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext) -> dict[str, Any]:
-    """Make the answer of the route.
+    """Return the answer of `/v1/responses/compact`.
 
     Args:
         request: the request.
@@ -71,7 +71,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
 
 
 def spoken(items: Items, roles: Sequence[str]) -> Items:
-    """Return the messages of `roles` in a conversation."""
+    """Return the messages of a conversation whose role is one of `roles`."""
     messages = (each for each in items if kind_of(each) == "message")
     return [each for each in messages if each.get("role") in roles]
 
@@ -82,19 +82,19 @@ async def summarised(
     context: OpenAIContext,
     namespace_of: ResponseRequest | None = None,
 ) -> Compaction:
-    """Have the model summarise a conversation.
+    """Let the model write a summary of a conversation.
 
     Args:
         request: the request.
         items: the whole conversation.
         context: the server's context.
-        namespace_of: the request whose cache namespace and priority apply.
+        namespace_of: the request that sets the cache namespace and the priority, if any.
 
     Raises:
         InvalidRequest: the conversation is malformed, or not even its end fits the context.
         NoSummary: the model wrote no text.
     """
-    # The answer's constraint and tools do not apply to the summary.
+    # The request's constraint and tools are left out, because they are about the answer.
     plain = ItemsRequest(input=[], model=request.model, instructions=request.instructions)
     tools = OfferedTools()
     limits = context.service.client.limits

@@ -1,4 +1,4 @@
-"""Keeps the events of background responses, so that clients can read them from any number on."""
+"""Keeps the events of background responses, so that clients can read them from any one on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 
 from runtime.client.tenant import TENANT, next_to_yield
 
-# The limit of all complete logs together. Logs that still grow have no limit.
+# The most bytes of all complete logs together. Logs that still grow are not limited.
 MAX_BYTES = 32 * 2**20
 
 
 @dataclass
 class EventLog:
-    """The encoded events of one response; an event's index is its sequence number.
+    """The encoded events of one response, in order; an event's index is its sequence number.
 
     Attributes:
         owner: the tenant that owns the response.
+        events: the events.
+        is_over: whether the log is complete.
+        num_bytes: number of bytes of all events.
     """
 
     owner: str = ""
@@ -39,7 +42,7 @@ class EventLog:
         await self._wake()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events from number `start` on, as they come, up to the last one."""
+        """Yield the events from index `start` on as they are added, up to the last one."""
         while True:
             if start < len(self.events):
                 ready, start = self.events[start:], len(self.events)
@@ -59,30 +62,30 @@ class EventLog:
 
 
 class EventLogs:
-    """The logs of the newest responses, by their ids."""
+    """The logs of the newest responses, by response id."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        """Keep up to `max_bytes` of complete logs."""
+        """Begin without logs; keep at most `max_bytes` of complete ones."""
         self._max_bytes = max_bytes
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def open(self, response_id: str) -> EventLog:
-        """Begin a log, which grows."""
+        """Begin the log of a response of the current tenant."""
         log = self._logs[response_id] = EventLog(TENANT.get())
         return log
 
     def get(self, response_id: str) -> EventLog | None:
-        """Return the log of a response, if it is kept."""
+        """Return the log of a response; None if it is not kept."""
         return self._logs.get(response_id)
 
     def drop(self, response_id: str) -> None:
-        """Drop a log."""
+        """Drop the log of a response, if it is kept."""
         self._logs.pop(response_id, None)
 
     def make_room(self) -> None:
-        """Drop the oldest complete logs if all complete logs together exceed the limit.
+        """Drop complete logs until all complete ones together are within the limit.
 
-        The dropped logs are those of the tenant whose logs take most bytes.
+        Each time, the oldest log of the tenant whose logs have the most bytes is dropped.
         """
         over: dict[str, deque[str]] = {}
         held: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The conversation that a response answered, as a paged list."""
+"""Lists the items of a stored response's conversation, in pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _DEFAULT_LIMIT = 20
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return `limit` items that follow the item `after`, the newest first unless `order` is `asc`.
+    """Return the page of items that a query string asks for.
+
+    The page has `limit` items after the item `after`, the newest first unless `order` is `asc`.
 
     Raises:
         InvalidRequest: the query is wrong.
@@ -41,7 +43,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 
 
 def listed(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return the items with ids and types; an item without an id gets one from its index."""
+    """Yield the items with ids and types; an item without an id gets one from its index."""
     for index, item in enumerate(items):
         found = {"id": f"item_{index}", **item, "type": kind_of(item)}
         if found["type"] == "message":

@@ -1,6 +1,6 @@
-"""Items of stored responses, by their ids: clients send `item_reference` instead of a stored item.
+"""Finds stored items by id: a client may send an `item_reference` instead of an item itself.
 
-The id of an item contains the digits of its response's id, so that the store needs no index.
+An item's id contains the digits of its response's id, so no index of items is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_DIGITS = 48
 
 
 class UnknownItem(InvalidRequest):
-    """The server stores no item with this id."""
+    """The server has stored no item with this id for this caller."""
 
     status_code = 404
 
@@ -31,27 +31,27 @@ def new_response_id() -> str:
 
 
 def id_of_item(prefix: str, response_id: str, index: int) -> str:
-    """Return the id of the item at `index` of a response's output, such as `msg_...`."""
+    """Return the id, such as `msg_...`, of the item at `index` of a response's output."""
     return f"{prefix}_{response_id.removeprefix(_PREFIX)}{index:04x}"
 
 
 async def with_items(
     items: list[dict[str, Any]], stored: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> list[dict[str, Any]]:
-    """Replace each reference in `items` by the stored item.
+    """Return `items` with each reference replaced by the stored item.
 
     Args:
         items: the input of a request.
-        stored: finds a response of the caller by its id.
+        stored: returns the caller's stored response with an id, or None.
 
     Raises:
         UnknownItem: no stored response has the item.
-        InvalidRequest: a reference without an id, or too many references.
+        InvalidRequest: a reference has no id, or there are too many references.
     """
     named = await aside(items, _references, items)
     check_num_items(len(named))
     found = list(items)
-    # A response is decoded once, however many of its items are named.
+    # Decoded outputs of responses, so that each response is decoded once.
     outputs: dict[str, dict[str, dict[str, Any]]] = {}
     for index, item_id in named.items():
         digits = item_id.partition("_")[2][:_NUM_DIGITS]
@@ -59,7 +59,7 @@ async def with_items(
             response = await stored(f"{_PREFIX}{digits}")
             output = [] if response is None else response.response["output"]
             outputs[digits] = {each["id"]: each for each in output}
-            # Large responses take milliseconds to decode, and other requests come in between.
+            # Decoding a large response takes milliseconds, so other requests get a turn here.
             await asyncio.sleep(0)
         if item_id not in outputs[digits]:
             raise UnknownItem(
@@ -73,7 +73,7 @@ async def with_items(
 
 
 def _references(items: list[dict[str, Any]]) -> dict[int, str]:
-    """Return the indices of the references, with the ids that they name."""
+    """Return the index of each reference in `items`, with the id that it names."""
     found = {}
     for index, item in enumerate(items):
         if kind_of(item) == "item_reference":

@@ -1,4 +1,4 @@
-"""Writes the items of an answer, for streamed, whole and background responses."""
+"""Turns a model's output into the items of a response, and the events that describe them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Status = Literal["completed", "incomplete"]
 
 
 class ItemWriter:
-    """Converts the output parser's events to events of items that begin, grow and end.
+    """Converts the output parser's events to events about items, which begin, grow and end.
 
     Attributes:
         output: the items so far; the last one may still grow.
@@ -35,8 +35,9 @@ class ItemWriter:
 
         Args:
             response_id: id of the response; it is part of the ids of the items.
-            tools: the request's tools; calls are reported with their names.
-            keeps_thoughts: reasoning items have encrypted content, which the client can send back.
+            tools: the request's tools; calls are reported with the names that they have there.
+            keeps_thoughts: whether reasoning items have encrypted content, which the client can
+                send back.
         """
         self.output: list[dict[str, Any]] = []
         self._response_id = response_id
@@ -45,12 +46,12 @@ class ItemWriter:
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
         self._open: Literal["message", "reasoning", "call"] | None = None
-        # The origin of the current call, if the tool is the client's shell.
+        # The tool of the current call, if it is the client's shell.
         self._shell: Origin | None = None
         self._call_id = ""
 
     def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
-        """Return the events of more output; `logprobs` go with its first text."""
+        """Yield the events for more output; `logprobs` are reported with its first text."""
         for output in outputs:
             if isinstance(output, BeginCall):
                 yield from self.finish("completed")
@@ -72,18 +73,18 @@ class ItemWriter:
                 yield self._part("response.reasoning_text.delta", delta=output.text)
 
     def add(self, item: dict[str, Any]) -> Iterator[Event]:
-        """Return the events of a complete item that is not part of the model's output."""
+        """Yield the events for a complete item that does not come from the model's output."""
         self.output.append(item)
         yield self._of_item("response.output_item.added")
         yield self._of_item("response.output_item.done")
 
     def add_logprobs(self, logprobs: list[Any]) -> None:
-        """Add logprobs of tokens without text, after the last text."""
+        """Add logprobs of tokens that gave no new text to the current message."""
         if self._open == "message":
             self._logprobs += logprobs
 
     def finish(self, status: Status) -> Iterator[Event]:
-        """Return the events that end the last item; an open call is marked incomplete."""
+        """Yield the events that end the last item; a call that is not complete is incomplete."""
         if self._open is None:
             return
         if self._open == "call":
@@ -125,7 +126,7 @@ class ItemWriter:
 
     def _begin_call(self, call: BeginCall) -> Iterator[Event]:
         origin = self._tools.origins.get(call.name) or Origin(call.name)
-        # The call's id is the model's own, if any: the next turn's template shows it again.
+        # A call keeps the id that the model wrote, if any, because the next turn shows it again.
         self._call_id = call.id or f"call_{random_hex(12)}"
         self._open, self._texts = "call", []
         self._shell = origin if origin.is_command else None
@@ -151,7 +152,7 @@ class ItemWriter:
     def _end_call(self, *, is_complete: bool) -> Iterator[Event]:
         told, self._open = "".join(self._texts), None
         if self._shell is not None:
-            # A command is sent whole. If it is not one, it is sent as a function call.
+            # A shell command is sent when it is complete. Other text is sent as a function call.
             action = local_shell.action_of(told) if is_complete else None
             if action is not None:
                 yield from self._shell_call(action)
@@ -162,7 +163,7 @@ class ItemWriter:
         if item["type"] == "function_call":
             key, word = "arguments", "function_call_arguments"
         else:
-            # The client expects only the text, without the object around it.
+            # The client of a custom tool expects the plain text, not the JSON object around it.
             key, word, told = "input", "custom_tool_call_input", text_of(told)
             yield self._named(f"response.{word}.delta", delta=told)
         yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})

@@ -1,4 +1,7 @@
-"""The shell of the client's machine, a tool type on the wire and a function for the model."""
+"""The tool `local_shell`, which runs commands on the client's machine.
+
+In the API it is a tool type of its own. For the model it is a function.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ FUNCTION = {
 
 
 class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The command to run; only clients set `env` and `user`."""
+    """The command to run. The model does not set `env` and `user`."""
 
     command: list[str]
     working_directory: str | None = None
@@ -41,12 +44,12 @@ _DECODER = msgspec.json.Decoder(ShellAction)
 
 
 def arguments_of(action: ShellAction) -> str:
-    """Return the function's arguments for a call, as JSON."""
+    """Return the arguments of the function for an action, as JSON."""
     return msgspec.json.encode(action).decode()
 
 
 def action_of(arguments: str) -> dict[str, Any] | None:
-    """Return the action of a call; None if the model wrote something else."""
+    """Return the action that a call's arguments mean; None if they are not a command."""
     try:
         found = _DECODER.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Converts the tools of a Responses request to chat's tools, and names in calls back."""
+"""Converts the tools of a Responses request to chat's functions, and their names back in calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, 
 from runtime.errors import InvalidRequest
 from runtime.eventloop.absent_nulls import convert
 
-# This text joins a namespace and a function's name to one name in chat.
+# Stands between a namespace and a function's name in the function's name in chat.
 _JOINT = "__"
-# Tools that OpenAI's servers run. They cannot be called here.
+# Types of tools that OpenAI's servers run. Here the model cannot call them.
 _HOSTED = frozenset(
     {
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "tool_search"),
@@ -28,13 +28,13 @@ _HOSTED = frozenset(
 
 @dataclass(frozen=True)
 class Origin:
-    """The tool of the client that a function in chat stands for.
+    """The client's tool that a function in chat stands for.
 
     Attributes:
         name: the client's name of the tool.
-        namespace: the client's namespace of the tool.
-        is_custom: the tool takes plain text, which chat passes as the argument `input`.
-        is_command: the tool runs in the shell of the client's machine.
+        namespace: the client's namespace of the tool; None if it has none.
+        is_custom: whether the tool takes plain text, which is the function's argument `input`.
+        is_command: whether the tool is the shell of the client's machine.
     """
 
     name: str
@@ -48,8 +48,8 @@ class OfferedTools:
     """The tools of a request that the model may call, as functions of chat.
 
     Attributes:
-        functions: the functions in the form of a chat completions request.
-        origins: the client's tools, by the name of the function in chat.
+        functions: the functions, in the format of a chat request.
+        origins: the client's tools, by the function's name in chat.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -57,10 +57,10 @@ class OfferedTools:
 
     @classmethod
     def read(cls, tools: list[Any]) -> OfferedTools:
-        """Convert the tools; tools that OpenAI's servers run are omitted.
+        """Convert the tools; tools that OpenAI's servers run are left out.
 
         Raises:
-            InvalidRequest: an unknown kind, or a tool without a name.
+            InvalidRequest: a tool has an unknown type or no name.
         """
         offered = cls()
         for index, tool in enumerate(tools):
@@ -73,11 +73,11 @@ class OfferedTools:
         return offered
 
     def name_in_chat(self, name: str, namespace: str | None) -> str:
-        """Return the name that a function of the client has in chat."""
+        """Return the name in chat of the client's function `name` in `namespace`."""
         return f"{namespace}{_JOINT}{name}" if namespace else name
 
     def choice(self, choice: str | dict[str, Any] | None) -> str | NamedToolChoice | None:
-        """Convert the `tool_choice` of a Responses request to the form of chat completions.
+        """Convert the `tool_choice` of a Responses request to that of a chat request.
 
         Raises:
             InvalidRequest: `tool_choice` is malformed, or allows a tool that is not offered.
@@ -117,7 +117,7 @@ class OfferedTools:
                 "tool_choice.tools has no tool that can be called here.", param="tool_choice"
             )
         if not names:
-            # OpenAI's servers run all of the allowed tools.
+            # The allowed tools are all tools of OpenAI's servers, so the model can call none.
             return "none"
         tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
         return NamedToolChoice(

@@ -1,6 +1,6 @@
-"""Wraps texts that clients store and send back as opaque strings: thoughts and summaries.
+"""Encodes thoughts and summaries as opaque strings, which clients store and send back.
 
-The texts are not secret: the client has seen the thoughts, and may see the summary.
+The strings are not encrypted: a client has seen the thoughts, and may see the summary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def wrapped(kind: Kind, text: str) -> str:
 
 
 def unwrapped(kind: Kind, kept: str) -> str | None:
-    """Return the original text; None if it is of another kind or from another server."""
+    """Return the original text; None if the string is of another kind or from another server."""
     try:
         data = base64.b64decode(kept, validate=True)
     except (binascii.Error, ValueError):

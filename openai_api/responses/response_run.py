@@ -1,4 +1,4 @@
-"""One running response: the chat that generates it, its items, and its response object."""
+"""A response while it is generated: its chat, its items, and the response object."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class ResponseRun:
     """A response while it is generated.
 
     Attributes:
-        response: the current state of the object.
+        id: the response's id.
+        response: the current state of the response object.
+        is_stored: whether the response is stored for later requests.
     """
 
     def __init__(
@@ -55,10 +57,10 @@ class ResponseRun:
         context: OpenAIContext,
         compaction: Compaction | None = None,
     ) -> None:
-        """Begin.
+        """Prepare a response whose chat is admitted.
 
         Args:
-            response_id: id of the object.
+            response_id: id of the response.
             request: the request.
             items: the conversation to answer.
             tools: the tools of the request.
@@ -79,19 +81,19 @@ class ResponseRun:
         self._compaction = compaction
 
     def close(self) -> None:
-        """Stop, and abort what still runs."""
+        """Stop reading, and abort the engine's requests that still run."""
         self._run.generation.close()
 
     def abort(self) -> None:
-        """Abort the engine's request; the events still come, up to the last one."""
+        """Abort the engine's request; the events continue up to the last one."""
         self._context.service.client.abort(self.id)
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """The engine's chunks, for `streamed`."""
+        """Return the engine's chunks, which `streamed` takes."""
         return self._run.generation.chunks()
 
     async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Yield every event in order; a failure is the last event."""
+        """Yield every event of the response in order; if it fails, the last event says so."""
         numbers = itertools.count()
         try:
             async with contextlib.aclosing(self.events(chunks)) as events:
@@ -119,7 +121,9 @@ class ResponseRun:
         return self.response
 
     async def events(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
-        """Yield every event in order, unnumbered; the response is stored before the last event.
+        """Yield every event in order, without sequence numbers.
+
+        The response is stored before the last event.
 
         Raises:
             HeadraceError: the response failed.
@@ -138,7 +142,7 @@ class ResponseRun:
                 outputs = choice.read(chunk)
                 logprobs = self._logprobs(choice)
                 if not any(isinstance(output, ContentText) for output in outputs):
-                    # These logprobs belong to a text that was already sent.
+                    # These logprobs belong to the text that was sent last.
                     writer.add_logprobs(logprobs)
                 for each in writer.feed(outputs, logprobs):
                     yield each
@@ -152,12 +156,12 @@ class ResponseRun:
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         await self._end(status)
-        # The wire has no event named `response.cancelled`.
+        # The API has no event named `response.cancelled`.
         word = "incomplete" if status == "cancelled" else status
         yield {"type": f"response.{word}", "response": self.response}
 
     def _logprobs(self, choice: ChatChoice) -> list[Any]:
-        """Return the logprobs since the last call, decoded because three events contain them."""
+        """Return the logprobs since the last call, as objects because three events repeat them."""
         found = choice.take_logprobs()
         logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
         return logprobs
@@ -170,18 +174,18 @@ class ResponseRun:
         await self._end("failed")
 
     async def cancel(self) -> None:
-        """End the response before the model does."""
+        """End the response without waiting for the engine."""
         self.close()
         await self._end("cancelled")
 
     async def keep(self) -> None:
-        """Store the current state of the response, if it is to be stored."""
+        """Store the current state of the response, if it is stored at all."""
         if self.is_stored and self._context.responses is not None:
             stored = StoredResponse(self.response, self._items, self._owner)
             await self._context.responses.put(self.id, stored)
 
     async def _end(self, status: str) -> None:
-        # If the answer ended early, the last item is still open.
+        # An item that is still open is ended; its events are not sent.
         deque(self._writer.finish("incomplete"), maxlen=0)
         before = None if self._compaction is None else self._compaction.count
         self.response |= {
@@ -196,10 +200,10 @@ class ResponseRun:
 async def refused_stream(
     response_id: str, request: ResponseRequest, error: TooLong, context: OpenAIContext
 ) -> AsyncGenerator[Event, None]:
-    """Return the events of a response that cannot begin.
+    """Yield the events of a response to a conversation that is too long.
 
-    If the conversation is too long, the error is sent as an event. Agents that find its code in a
-    stream shorten the conversation; an HTTP error status makes them give up.
+    The error is an event, because agents that find its code in a stream shorten the conversation.
+    An HTTP error status makes them give up.
     """
     response = _new_object(response_id, request, context)
     response |= {"status": "in_progress", "store": False}

@@ -1,4 +1,4 @@
-"""Stores responses that later turns continue, in memory or in a file, bounded in size and time."""
+"""Stores responses for later requests, in memory or in a file, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoredResponse(msgspec.Struct):
 
     Attributes:
         response: the response as it was sent.
-        items: all input items, including those of earlier turns.
+        items: all items of the conversation, including those of earlier turns.
         owner: the tenant of the request; only this tenant can find the response.
     """
 
@@ -35,7 +35,7 @@ class StoredResponse(msgspec.Struct):
 
 
 class ResponseStore(Protocol):
-    """A store of responses."""
+    """A store of responses by id."""
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
         """Store a response, or replace it."""
@@ -58,33 +58,34 @@ _DECODER = msgspec.json.Decoder(StoredResponse)
 
 
 class MemoryStore:
-    """Stores the newest responses as JSON, so that their size in memory can be counted exactly.
+    """Stores the newest responses in memory, as JSON so that their bytes can be counted.
 
     Attributes:
-        num_bytes: bytes of all responses.
+        num_bytes: number of bytes of all responses.
     """
 
     def __init__(
         self, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep up to `max_bytes` of responses, each for `expiry_s`."""
+        """Keep at most `max_bytes` of responses, each for `expiry_s` seconds."""
         self._max_bytes = max_bytes
         self._expiry_s = expiry_s
         self._now = now
         self._kept: dict[str, _Kept] = {}
-        # Ids by owner, the oldest first, and the bytes of each owner.
+        # For each owner, the ids of its responses, the oldest first, and their number of bytes.
         self._ids: dict[str, OrderedDict[str, None]] = {}
         self._held: dict[str, int] = {}
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all responses."""
+        """Number of bytes of all responses."""
         return sum(self._held.values())
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """See `ResponseStore`; a response that exceeds the whole limit is not stored.
+        """Store a response, or replace it; drop expired ones.
 
-        To make room, the oldest responses of the owner with the most bytes are dropped.
+        While there are too many bytes, the oldest response of the owner with the most bytes is
+        dropped. A response that alone exceeds the limit is not stored.
         """
         encoded = msgspec.json.encode(stored)
         await self.delete(response_id)
@@ -137,7 +138,7 @@ class FileStore:
     def __init__(
         self, path: Path, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.time
     ) -> None:
-        """Open or create the file.
+        """Open the file `path`, or create it; the other arguments are those of `MemoryStore`.
 
         Raises:
             StartupError: the file cannot be used.
@@ -173,12 +174,12 @@ class FileStore:
         return await self._run(self._delete, response_id)
 
     async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
-        # The disk may be slow, and the event loop must not wait for it.
+        # Work runs on a thread, because the event loop must not wait for the disk.
         async with self._turn:
             return await asyncio.to_thread(work, *given)
 
     def _add_owners(self) -> None:
-        """Add the owners to a file whose table has no owner column."""
+        """Add the column `owner` to a file from a server version without it."""
         columns = {row[1] for row in self._file.execute("PRAGMA table_info(responses)")}
         if "owner" in columns:
             return
@@ -219,7 +220,11 @@ class FileStore:
 
 
 def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
-    """Open the store that the server's options select; None if responses are not stored.
+    """Open the store that the server's options select; return None if responses are not stored.
+
+    Args:
+        path: the file; None to store in memory.
+        max_mb: most MiB of all responses; 0 to store none.
 
     Raises:
         StartupError: the file cannot be used.

@@ -1,4 +1,4 @@
-"""The token counts of a response, in the form of OpenAI's Responses API."""
+"""Writes the token counts of a response in the format of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openai_api.usage import TokenCount, break_of
 def usage_of_response(
     count: TokenCount, context: OpenAIContext, before: TokenCount | None = None
 ) -> dict[str, Any]:
-    """Return the `usage` object of a response.
+    """Return the object `usage` of a response.
 
     Args:
-        count: the tokens of the answer.
+        count: the token counts of the answer.
         context: the server's context.
-        before: the tokens of a summary that was made before the answer; they are added to `count`.
+        before: the token counts of a summary that was made before the answer; they are added.
     """
     counts = [count] if before is None else [count, before]
     num_input = sum(each.prompt for each in counts)

@@ -1,8 +1,8 @@
-"""Converts calls of OpenAI's own tools, and the results of these calls, for the chat template.
+"""Converts the calls of OpenAI's own tools, and their results, to parts of chat messages.
 
-No chat message can hold such items. A call that the client executes becomes a function call. A call
-that OpenAI's servers executed becomes a short text in the assistant's turn. A short note replaces
-each file and each image that the model cannot read.
+Chat has no messages for these items. A call that the client executed becomes a function call. A
+call that OpenAI's servers executed becomes a short text of the assistant. A file or an image that
+the model cannot read becomes a short note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from openai_api.call_arguments import arguments_text
 from openai_api.content_parts import note
 
-# The function's name for each kind of call, and the fields that hold its arguments.
+# For each type of call, the name of the function, and the item's fields that are its arguments.
 _FUNCTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "shell_call": ("shell", ("action",)),
     "apply_patch_call": ("apply_patch", ("operation",)),
@@ -26,7 +26,7 @@ CLIENT_OUTPUTS = (
     *("shell_call_output", "apply_patch_call_output", "computer_call_output"),
     *("program_output", "tool_search_output"),
 )
-# The fields that are shown of each item that OpenAI's servers made.
+# For each item type of OpenAI's servers, the fields that are shown.
 _SHOWN: Mapping[str, tuple[str, ...]] = {
     "web_search_call": ("action",),
     "file_search_call": ("queries", "results"),
@@ -38,16 +38,16 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
     "mcp_approval_response": ("approve", "reason"),
 }
 HOSTED_ITEMS = tuple(_SHOWN)
-# The fields of a result, in the order in which they are shown.
+# The fields of a result that are shown, in this order.
 _RESULTS = ("output", "result", "tools", "stdout", "stderr", "text", "logs", "name", "outcome")
 _OUTCOMES = ("type", "exit_code", "status")
 _IMAGES = frozenset({"computer_screenshot", "input_image", "image"})
-# Nesting depth of results; clients send three.
+# The deepest nesting of a result that is shown; clients send three levels.
 _MAX_DEPTH = 8
 
 
 def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return name and arguments of the function call for an item of `CLIENT_CALLS`."""
+    """Return name and arguments of the function call that an item of `CLIENT_CALLS` becomes."""
     name, fields = _FUNCTIONS[item["type"]]
     given = {field: item[field] for field in fields if item.get(field) is not None}
     only = next(iter(given.values())) if len(given) == 1 else given
@@ -55,9 +55,9 @@ def function_of(item: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def hosted_text(item: Mapping[str, Any]) -> str:
-    """Return a short text that shows an item of `HOSTED_ITEMS`; the text is never empty.
+    """Return the short text, never empty, that an item of `HOSTED_ITEMS` becomes.
 
-    The fields of `item` need not have been checked.
+    The item's fields may have any type.
     """
     kind = item["type"]
     given = {
@@ -67,9 +67,9 @@ def hosted_text(item: Mapping[str, Any]) -> str:
 
 
 def output_text(item: Mapping[str, Any]) -> str:
-    """Return the text that shows an item of `CLIENT_OUTPUTS`.
+    """Return the text that an item of `CLIENT_OUTPUTS` becomes.
 
-    The fields of `item` need not have been checked.
+    The item's fields may have any type.
     """
     return "\n".join(_lines({key: item.get(key) for key in _RESULTS})) or _status(item)
 
@@ -99,7 +99,7 @@ def _lines(value: Any, depth: int = 0) -> list[str]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Omit nulls, data URLs and schemas of tools, because they would fill a prompt."""
+    """Return `value` without nulls, data URLs and tools' schemas, which would fill the prompt."""
     if depth == _MAX_DEPTH and isinstance(value, dict | list):
         return "..."
     if isinstance(value, dict):

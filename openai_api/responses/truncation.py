@@ -1,4 +1,4 @@
-"""`truncation: auto` drops the oldest items of a conversation that is too long."""
+"""`truncation: auto`: drops the oldest items of a conversation that is too long."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ MakeChat = Callable[[Items], ChatCompletionRequest]
 async def fitted(
     make: MakeChat, items: Items, num_output: int, context: OpenAIContext
 ) -> tuple[ChatCompletionRequest, ChatPrompt | None]:
-    """Return the chat of as many of the newest items as fit, and its prompt.
+    """Return the chat request of as many of the newest items as fit, and its prompt.
 
-    The system's messages at the beginning stay, and a result never stays without its call.
+    The system messages at the beginning always stay. A result is never kept without its call.
 
     Args:
-        make: function that makes the chat of some items.
+        make: makes the chat request of some items.
         items: the whole conversation.
-        num_output: tokens that must fit after the prompt.
+        num_output: number of tokens that must fit after the prompt.
         context: the server's context.
 
     Returns:
-        The chat, and its prompt. If not even the newest items fit: the chat of all items, and None.
+        The chat request and its prompt. If not even the newest items fit, the chat request of all
+        items and None.
     """
     room = context.service.client.limits.max_req_len - num_output
     whole = await aside(items, make, items)
@@ -38,7 +39,7 @@ async def fitted(
         return whole, prompt
     head, starts = await aside(items, _starts, items)
     found: tuple[ChatCompletionRequest, ChatPrompt | None] = (whole, None)
-    # Binary search, because a render is expensive, and a later cut gives a shorter prompt.
+    # A binary search for the earliest start that fits, because rendering a prompt is expensive.
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2
@@ -55,7 +56,7 @@ async def fitted(
 async def prompt_within(
     chat: ChatCompletionRequest, room: int, context: OpenAIContext
 ) -> ChatPrompt | None:
-    """Return the prompt of a chat; `None` if it has more than `room` tokens."""
+    """Return the prompt of a chat request; `None` if it has more than `room` tokens."""
     await aside(chat, check_chat_request, chat)
     try:
         prompt = await build_chat_prompt(chat, context)
@@ -65,7 +66,7 @@ async def prompt_within(
 
 
 def _starts(items: Sequence[dict[str, Any]]) -> tuple[int, list[int]]:
-    """Return how many items always stay, and the later indices at which the rest may begin."""
+    """Return how many items at the beginning always stay, and where the kept rest may begin."""
     head = 0
     while head < len(items) and items[head].get("role") in ("system", "developer"):
         head += 1

@@ -10,7 +10,7 @@ FinishWord = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokens(TypedDict):
-    """Details of the prompt's tokens: with `--enable-cache-report`, or if it has images."""
+    """Details of the prompt's tokens; sent with `--enable-cache-report`, or if it has images."""
 
     cached_tokens: NotRequired[int]
     image_tokens: NotRequired[int]
@@ -24,7 +24,7 @@ class ReasoningTokens(TypedDict):
 
 
 class Usage(TypedDict):
-    """Token counts; cached tokens only with `--enable-cache-report`."""
+    """Token counts. `prompt_tokens_details` is null unless there are details to report."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,7 +35,7 @@ class Usage(TypedDict):
 
 
 class Metadata(TypedDict):
-    """Says which weights answered."""
+    """The label of the weights that computed the answer."""
 
     weight_version: str
 
@@ -76,7 +76,7 @@ class CalledCustom(TypedDict):
 
 
 class MessageToolCall(TypedDict):
-    """A call in a whole message, of a function or of a custom tool."""
+    """A call of a function or of a custom tool, in a complete message."""
 
     index: int
     id: str
@@ -86,9 +86,9 @@ class MessageToolCall(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The answer; `content` is null if there are only calls.
+    """The assistant's answer; `content` is null if there are only calls.
 
-    Reasoning is sent under two names, because clients read one or the other.
+    Reasoning is sent under two names: some clients read `reasoning_content`, some `reasoning`.
     """
 
     role: Literal["assistant"]
@@ -100,7 +100,7 @@ class AssistantMessage(TypedDict):
 
 
 class ChatChoiceBody(TypedDict):
-    """One of `n` answers."""
+    """One of the `n` answers to a request."""
 
     index: int
     message: AssistantMessage
@@ -111,7 +111,7 @@ class ChatChoiceBody(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """A whole answer of `/v1/chat/completions`."""
+    """The complete answer of `/v1/chat/completions`."""
 
     id: str
     object: Literal["chat.completion"]
@@ -124,14 +124,14 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict):
-    """The name comes first, then the arguments."""
+    """A part of a function call: the first part has the name, later parts have arguments."""
 
     name: NotRequired[str]
     arguments: str
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call; the first part has the id. A custom tool's call is one part."""
+    """A part of a call; only the first part has the id. A custom tool's call comes in one part."""
 
     index: int
     id: NotRequired[str]
@@ -141,7 +141,7 @@ class ToolCallDelta(TypedDict):
 
 
 class MessageDelta(TypedDict, total=False):
-    """The new part of a message."""
+    """The part of a message that is new since the last event."""
 
     role: Literal["assistant"]
     content: str | None
@@ -153,7 +153,7 @@ class MessageDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """The new part of one of `n` answers."""
+    """The part of one of the `n` answers that is new since the last event."""
 
     index: int
     delta: MessageDelta
@@ -163,7 +163,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """An event of a streamed answer; the one with the usage has no choices."""
+    """An event of a streamed answer. The event with the usage has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -176,7 +176,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class CompletionLogprobsBody(TypedDict):
-    """Lists with an entry for each token."""
+    """Lists of log-probabilities with one entry for each token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -185,7 +185,7 @@ class CompletionLogprobsBody(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of the answers, whole or only its new part."""
+    """One of the answers: complete, or in a stream only its new part."""
 
     index: int
     text: str
@@ -196,7 +196,7 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionChunk(TypedDict):
-    """An event of a streamed answer; the one with the usage has no choices."""
+    """An event of a streamed answer. The event with the usage has no choices."""
 
     id: str
     object: Literal["text_completion"]
@@ -208,7 +208,7 @@ class CompletionChunk(TypedDict):
 
 
 class Completion(TypedDict):
-    """A whole answer of `/v1/completions`."""
+    """The complete answer of `/v1/completions`."""
 
     id: str
     object: Literal["text_completion"]
@@ -220,7 +220,7 @@ class Completion(TypedDict):
 
 
 class EmbeddingData(TypedDict):
-    """The vector of one input: numbers, or base64 of float32."""
+    """The vector of one input: a list of numbers, or base64 of its float32 bytes."""
 
     object: Literal["embedding"]
     embedding: list[float] | str
@@ -228,7 +228,7 @@ class EmbeddingData(TypedDict):
 
 
 class EmbeddingUsage(TypedDict):
-    """Token counts."""
+    """Token counts of all inputs together."""
 
     prompt_tokens: int
     total_tokens: int
@@ -244,7 +244,7 @@ class EmbeddingList(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """A served model."""
+    """The description of the served model, or of an adapter."""
 
     id: str
     object: Literal["model"]

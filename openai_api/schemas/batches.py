@@ -10,7 +10,8 @@ from runtime.requests.bounds import one_of, within
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-# OpenAI's bounds: the metadata of a batch is stored, and returned with every list.
+# OpenAI's bounds of `metadata`, which is stored and returned with every batch: number of entries,
+# characters of a name, characters of a value.
 MAX_LABELS, MAX_LABEL_CHARS, MAX_LABELLED_CHARS = 16, 64, 512
 ExpirySeconds = Annotated[int, within(MIN_EXPIRY_S, MAX_EXPIRY_S)]
 
@@ -29,14 +30,14 @@ class FileForm(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """When files expire."""
+    """After how many seconds, counted from a file's creation, the file expires."""
 
     anchor: Literal["created_at"]
     seconds: ExpirySeconds
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
-    """The body of `POST /v1/batches`; every line of the file is for `endpoint`."""
+    """The body of `POST /v1/batches`; every line of the input file must be for `endpoint`."""
 
     input_file_id: str
     endpoint: Annotated[str, one_of(*ENDPOINTS)]
@@ -49,7 +50,7 @@ DECODER = msgspec.json.Decoder(BatchRequest)
 
 
 class FileObject(TypedDict):
-    """A file."""
+    """The description of a file."""
 
     id: str
     object: Literal["file"]
@@ -81,7 +82,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchErrorBody(TypedDict):
-    """Why the input of a batch was refused."""
+    """An error in the input of a batch; `line` is the line's number, from 1."""
 
     code: str
     message: str
@@ -90,14 +91,14 @@ class BatchErrorBody(TypedDict):
 
 
 class BatchErrors(TypedDict):
-    """The errors in the input, up to a maximum number."""
+    """The errors in the input of a batch, up to a maximum number."""
 
     object: Literal["list"]
     data: list[BatchErrorBody]
 
 
 class RequestCounts(TypedDict):
-    """Numbers of lines of a batch."""
+    """Numbers of lines: all, answered successfully, and failed."""
 
     total: int
     completed: int
@@ -105,7 +106,7 @@ class RequestCounts(TypedDict):
 
 
 class BatchUsage(TypedDict):
-    """Tokens of all answers so far."""
+    """Token counts of all answers so far."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -115,7 +116,7 @@ class BatchUsage(TypedDict):
 
 
 class BatchObject(TypedDict):
-    """A batch; times are Unix times in seconds, null for events that did not happen."""
+    """A batch. Times are Unix times in seconds; null if the event has not happened."""
 
     id: str
     object: Literal["batch"]

@@ -24,7 +24,8 @@ from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.operation import described_as
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# These roles need content: an assistant may only call tools, and a tool may return nothing.
+# The roles whose messages must have content. An assistant may write only calls, and a tool may
+# return an empty result.
 _SPEAKERS = frozenset({"system", "developer", "user"})
 MAX_TOOLS = 1024
 MAX_PARTS = 4096
@@ -34,7 +35,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
     """One part of a message's content.
 
     Attributes:
-        image_url: for a part of that type: an address, a data URL or base64, or an object with one.
+        image_url: set for a part of type `image_url`: an address, a data URL or base64, or an
+            object with one of them.
     """
 
     type: str
@@ -44,10 +46,10 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """A call that the assistant made earlier.
+    """A function call that the assistant made in an earlier turn.
 
     Attributes:
-        arguments: JSON text, or the object itself. Anything else is accepted too.
+        arguments: the arguments as JSON text or as an object. Any other value is accepted too.
     """
 
     name: str
@@ -55,7 +57,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 
 
 class CustomCall(msgspec.Struct, kw_only=True):
-    """A call of a tool that takes plain text; an `input` that is not a text is shown as JSON."""
+    """An earlier call of a custom tool; an `input` that is not a text is shown as JSON."""
 
     name: str
     input: Any = None
@@ -101,10 +103,10 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class CustomGrammar(msgspec.Struct, kw_only=True):
-    """A grammar for the text of a custom tool; the model reads the grammar.
+    """A grammar for the text of a custom tool, which is shown to the model.
 
-    A regular expression is enforced like the schema of a strict function. A Lark grammar is not
-    enforced.
+    A regular expression is also enforced, like the schema of a strict function. A Lark grammar is
+    not enforced.
     """
 
     definition: str
@@ -112,14 +114,14 @@ class CustomGrammar(msgspec.Struct, kw_only=True):
 
 
 class CustomFormat(msgspec.Struct, kw_only=True):
-    """The form of the text for a custom tool."""
+    """The required form of the text for a custom tool."""
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None
 
 
 class CustomSpec(msgspec.Struct, kw_only=True):
-    """A tool that is called with plain text."""
+    """A custom tool, whose input is plain text."""
 
     name: str
     description: str | None = None
@@ -127,7 +129,7 @@ class CustomSpec(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool: a function or, of `type` custom, one that is called with plain text."""
+    """A tool: a function, or (with the type `custom`) a tool whose input is plain text."""
 
     type: str
     function: FunctionSpec | None = None
@@ -141,7 +143,7 @@ class NamedFunction(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """The tools that may be called."""
+    """The tools that may be called, of those in `tools`."""
 
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
@@ -164,19 +166,20 @@ class PredictedOutput(msgspec.Struct, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
-    """Reasoning switches in OpenRouter's form."""
+    """OpenRouter's object that sets the reasoning effort, or turns reasoning on or off."""
 
     effort: str | None = None
     enabled: bool | None = None
 
 
 class ThinkingSwitch(msgspec.Struct, kw_only=True):
-    """Whether the model thinks, in the form of GLM's, DeepSeek's and Kimi's own APIs.
+    """Whether the model reasons, in the format of the APIs of GLM, DeepSeek and Kimi.
 
     Attributes:
-        type: `enabled` and `disabled` set the switch of templates that have one; with the other
-            values the template decides.
-        clear_thinking: whether thoughts of earlier turns are omitted; a variable of GLM templates.
+        type: `enabled` and `disabled` set the switch of chat templates that have one. The other
+            values leave the decision to the template.
+        clear_thinking: whether reasoning of earlier turns is left out; a variable of GLM's
+            templates.
     """
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
@@ -184,7 +187,7 @@ class ThinkingSwitch(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """The body; `tools` stays as sent, because the template prints it for the model."""
+    """The body of `/v1/chat/completions`; `tools` stays as sent, because templates print it."""
 
     messages: list[ChatMessage]
     max_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
@@ -194,7 +197,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[Annotated[dict[str, Any], described_as(Tool)]] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    # These fields are the predecessors of `tools` and `tool_choice`.
+    # OpenAI's older names for `tools` and `tool_choice`.
     functions: list[Annotated[dict[str, Any], described_as(FunctionSpec)]] | None = None
     function_call: str | NamedFunction | None = None
     reasoning_effort: str | None = None
@@ -209,7 +212,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
-    # Documents are passed to the template unchanged. Most have `title` and `text`.
+    # Objects that are passed to the chat template unchanged, usually with `title` and `text`.
     documents: list[dict[str, Any]] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
@@ -241,12 +244,12 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest)
 
-# This server does not support the fields below.
+# Fields of features that this server does not have.
 _UNSUPPORTED = fields_of_type(ChatCompletionRequest, Any)
 
 
 def check_chat_request(request: ChatCompletionRequest) -> None:
-    """Check roles, tools and unsupported features; this needs no model.
+    """Check roles, tools and unsupported features, as far as that needs no model.
 
     Raises:
         InvalidRequest: the first error found.
@@ -283,7 +286,7 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
 
 
 def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Return the tools that may be called; unless there are none, the model sees all tools."""
+    """Return the tools that may be called; if there are any, the prompt shows all tools."""
     choice, tools = request.tool_choice, request.tools or []
     if choice == "none":
         return []

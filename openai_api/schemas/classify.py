@@ -8,7 +8,7 @@ from runtime.requests.sampling_params import Int64
 
 
 class ClassifyRequest(msgspec.Struct, kw_only=True):
-    """The body; keys that are not listed here are ignored.
+    """The body of `/v1/classify`; unknown keys are ignored.
 
     Attributes:
         input: a text, texts, token ids, or lists of token ids.

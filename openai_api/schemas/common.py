@@ -1,4 +1,4 @@
-"""Fields that chat and text completions share, and the refusal of what this server lacks."""
+"""Fields that chat and text completions share, and the refusal of unsupported fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_RID_CHARS = 256
-# The tier of every request, whatever its `service_tier`.
+# The only service tier, reported whatever a request's `service_tier` is.
 ONLY_TIER = "default"
 MAX_SALT_CHARS = 256
 Rid = Annotated[str, at_most(chars=MAX_RID_CHARS)]
@@ -42,12 +42,13 @@ Salt = Annotated[str, at_most(chars=MAX_SALT_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """Options for what a stream reports besides text.
+    """What a stream reports besides text.
 
     Attributes:
-        include_usage: one more chunk at the end, with the usage and without choices.
-        continuous_usage_stats: the usage so far in every chunk.
-        include_obfuscation: random characters in every chunk, which hide the length of its text.
+        include_usage: whether an event at the end, without choices, has the usage.
+        continuous_usage_stats: whether every event has the usage so far.
+        include_obfuscation: whether every event has random characters, which hide the length of
+            its text.
     """
 
     include_usage: bool | None = None
@@ -58,8 +59,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class GenerationFields(msgspec.Struct, kw_only=True):
     """Fields of sampling, stopping and other settings; null always means the default.
 
-    Unsupported fields are declared so that a request which uses them is refused, instead of
-    getting an answer that silently lacks a feature; see `refuse_unsupported`.
+    Unsupported fields are declared too, so that a request that uses one is refused. Otherwise its
+    answer would silently lack the feature; see `refuse_unsupported`.
     """
 
     model: str | None = None
@@ -97,7 +98,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ebnf: str | None = None
     json_schema: str | dict[str, Any] | None = None
     structural_tag: str | dict[str, Any] | None = None
-    # Other servers' constraints; see `openai_api.constraints`.
+    # Fields of other servers that set a constraint; see `openai_api.constraints`.
     grammar: str | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -125,7 +126,7 @@ def _getter(names: tuple[str, ...]) -> Callable[[GenerationFields], tuple[Any, .
 
 
 def refuse_unsupported(request: GenerationFields, names: tuple[str, ...]) -> None:
-    """Refuse unsupported fields, unless their value is empty.
+    """Refuse a request that sets one of the fields `names` to more than an empty value.
 
     Raises:
         InvalidRequest: the first such field.
@@ -148,7 +149,7 @@ def check_stream_options(request: GenerationFields) -> None:
 
 
 def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[ExtraSpec]:
-    """Return the request for hidden states: on these routes one row, for the last token.
+    """Return the extra that reports hidden states, if requested: those of the last token only.
 
     Raises:
         InvalidRequest: hidden states are requested, but the server was started without them.
@@ -160,12 +161,12 @@ def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[Ex
 
 
 def session_of(request: GenerationFields) -> SessionParams | None:
-    """Return the point from which the prompt continues, if the request is part of a session."""
+    """Return the request's session parameters; None if it is not part of a session."""
     return None if request.session_params is None else request.session_params.or_none()
 
 
 def check_rid(rid: str | None) -> None:
-    """Check a request's `rid`, which logs and answers show.
+    """Check a `rid`, which appears in logs and answers.
 
     Raises:
         InvalidRequest: the `rid` is empty, too long, or has characters that are not printable
@@ -180,7 +181,7 @@ def check_rid(rid: str | None) -> None:
 
 
 def cache_namespace(request: GenerationFields) -> str:
-    """Return the namespace in which the prompt's prefix may be shared, as in `/generate`.
+    """Return the prefix-cache namespace that the request names; the same as in `/generate`.
 
     Raises:
         InvalidRequest: a part of the namespace is too long.
@@ -191,5 +192,5 @@ def cache_namespace(request: GenerationFields) -> str:
             raise InvalidRequest(
                 f"{name} may have at most {MAX_SALT_CHARS} characters.", param=name
             )
-    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    # The length in front keeps key "ab" with salt "c" apart from key "a" with salt "bc".
     return f"{len(key)}:{key}{salt}" if key or salt else ""

@@ -25,12 +25,12 @@ MAX_CHOICES = 2048
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """The body.
+    """The body of `/v1/completions`.
 
     Attributes:
         prompt: a text, texts, token ids, or lists of token ids.
-        suffix: text after each prompt's completion; the model writes the text in between.
-        best_of: samples of each prompt, of which the best `n` are returned.
+        suffix: the text that follows; the model writes the text between prompt and suffix.
+        best_of: number of samples for each prompt, of which the best `n` are returned.
         rid: one name for the request, or one for each prompt.
     """
 
@@ -45,7 +45,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
-# This server does not support the fields below.
+# Fields of features that this server does not have.
 _UNSUPPORTED = fields_of_type(CompletionRequest, Any)
 
 
@@ -81,22 +81,22 @@ def _check_best_of(request: CompletionRequest) -> None:
 
 
 def num_samples(request: CompletionRequest) -> int:
-    """Return how many samples each prompt gets."""
+    """Return the number of samples that are generated for each prompt."""
     return max(request.best_of or 1, request.n or 1)
 
 
 def _kinds(prompt: list[str | int | list[int]]) -> set[type]:
-    # A loop would be too slow: a prompt may have a million ids, and streams share this thread.
+    # A prompt may have a million ids, and a Python loop over them would delay other requests.
     if prompt and type(prompt[0]) is int:
         with contextlib.suppress(TypeError):
-            # If the items can be summed, all are numbers; this takes a third of the time.
+            # A list that can be summed has only numbers; the sum takes a third of the time.
             sum(cast("list[int]", prompt))
             return {int}
     return set(map(type, prompt))
 
 
 def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
-    """Return the prompts, one by one.
+    """Return the prompts as a list of texts, or of lists of token ids.
 
     Raises:
         InvalidRequest: there are no prompts, too many, or mixed kinds.

@@ -11,13 +11,14 @@ from runtime.requests.sampling_params import Int64
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """The body; keys that are not listed here are ignored.
+    """The body of `/v1/embeddings`; unknown keys are ignored.
 
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
-        encoding_format: numbers as a list, or their little-endian float32 bytes in base64.
-        prompt: prepended to each text; an empty one turns the model's default off.
-        prompt_name: the name of a prompt in the model's own files, used instead of `prompt`.
+        encoding_format: `float` for lists of numbers, `base64` for their little-endian float32
+            bytes.
+        prompt: text that is put before each input; an empty one turns the model's default off.
+        prompt_name: the name of a prompt in the model's own files, given instead of `prompt`.
     """
 
     input: str | list[str | int | list[int]]

@@ -1,4 +1,4 @@
-"""Fields that are accepted and do not change an answer; each has a reason."""
+"""Marks fields that are accepted although they have no effect, each with the reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _KEY = "neutral"
 
 
 def neutral(why: str) -> msgspec.Meta:
-    """Mark a field that has no effect here; `why` is the reason."""
+    """Mark a field as having no effect here; `why` is the reason."""
     return msgspec.Meta(description=f"No effect here: {why}.", extra={_KEY: why})
 
 
 def neutral_fields(body: type[msgspec.Struct]) -> dict[str, str]:
-    """The neutral fields of `body`, each with its reason."""
+    """Return the fields of `body` that have no effect, each with the reason."""
     found = {}
     for field in msgspec.structs.fields(body):
         for note in getattr(field.type, "__metadata__", ()):

@@ -23,7 +23,7 @@ class IncompleteDetails(TypedDict):
 
 
 class EffortOfResponse(TypedDict):
-    """The requested effort; there are no summaries."""
+    """The requested reasoning effort; `summary` is null, because reasoning is not summarised."""
 
     effort: str | None
     summary: None
@@ -39,14 +39,14 @@ class FormOfText(TypedDict):
 
 
 class TextOfResponse(TypedDict):
-    """The request's settings for the text."""
+    """The request's settings for the text of the answer."""
 
     format: FormOfText
     verbosity: str | None
 
 
 class InputDetails(TypedDict):
-    """Details of the input's tokens; cached tokens only with `--enable-cache-report`."""
+    """Details of the input's tokens; `cached_tokens` is 0 without `--enable-cache-report`."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -70,7 +70,7 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseObject(TypedDict):
-    """A response: its output is a list of `message`, `reasoning` and call items."""
+    """A response; `output` is a list of items: messages, reasoning and calls."""
 
     id: str
     object: Literal["response"]
@@ -131,7 +131,7 @@ class InputTokens(TypedDict):
 
 
 class CompactedResponse(TypedDict):
-    """A shortened conversation: its user messages and a `compaction` item."""
+    """A shortened conversation: its user messages, and a `compaction` item with a summary."""
 
     id: str
     object: Literal["response.compaction"]
@@ -151,7 +151,7 @@ class InputItems(TypedDict):
 
 
 class DeletedResponse(TypedDict):
-    """A response that is no longer stored."""
+    """Says that a response was deleted."""
 
     id: str
     object: Literal["response"]

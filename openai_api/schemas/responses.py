@@ -1,4 +1,4 @@
-"""The request of `/v1/responses`, and the items that a conversation is made of."""
+"""The requests of the `/v1/responses` routes, and the items that make up a conversation."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message or of a tool's result.
 
     Attributes:
-        image_url: for an `input_image`: an address, a data URL or base64.
-        detail: accepted and unused; the model's own image sizes apply.
+        image_url: set for a part of type `input_image`: an address, a data URL or base64.
+        detail: accepted without effect; the size of an image is the model's.
     """
 
     type: str
@@ -66,7 +66,7 @@ class MessageItem(msgspec.Struct, kw_only=True):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True):
-    """A call that the model made earlier, with its arguments in any form."""
+    """A function call that the model made in an earlier turn; `arguments` may be any value."""
 
     call_id: str
     name: str
@@ -75,7 +75,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True):
 
 
 class CustomCallItem(msgspec.Struct, kw_only=True):
-    """A call of a tool that takes plain text."""
+    """An earlier call of a custom tool, whose input is plain text."""
 
     call_id: str
     name: str
@@ -84,77 +84,77 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a call; without a `call_id`, that of the call before."""
+    """The result of a call; without a `call_id`, of the call before it."""
 
     call_id: str | None = None
     output: str | list[ContentPart] | None = None
 
 
 class ShellCallItem(msgspec.Struct, kw_only=True):
-    """A command that the model earlier ran on the client's machine."""
+    """A shell command that the model ran on the client's machine in an earlier turn."""
 
     call_id: str
     action: ShellAction
 
 
 class ShellOutputItem(msgspec.Struct, kw_only=True):
-    """The output of a shell command; `id` is that of the call."""
+    """The output of a shell command; `id` is the id of the call."""
 
     id: str
     output: str | list[ContentPart] | None = None
 
 
 class ClientCallItem(msgspec.Struct, kw_only=True):
-    """A call of a tool of OpenAI's that runs on the client's machine: a shell, a patch, a screen.
+    """A call of one of OpenAI's tools that run on the client's machine: shell, patch or computer.
 
     Attributes:
-        call_id: `None` for a search of tools that OpenAI's servers made.
+        call_id: `None` for a tool search that OpenAI's servers made.
     """
 
     call_id: str | None = None
 
 
 class ClientOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a `ClientCallItem`."""
+    """The result of a `ClientCallItem`, with the same `call_id`."""
 
     call_id: str | None = None
 
 
 class CompactionItem(msgspec.Struct, kw_only=True):
-    """A summary that replaces the earlier conversation; `/v1/responses/compact` makes it."""
+    """A summary in place of the earlier conversation, made by `/v1/responses/compact`."""
 
     encrypted_content: str
 
 
 class AdditionalToolsItem(msgspec.Struct, kw_only=True):
-    """More tools, which are offered from this item on."""
+    """Further tools that the model may call."""
 
     tools: list[dict[str, Any]]
 
 
 class HostedItem(msgspec.Struct, kw_only=True):
-    """The record of a call of a tool on OpenAI's servers; the prompt shows it as a short text."""
+    """The record of a tool call that OpenAI's servers executed; shown to the model as a text."""
 
 
 class ConfigurationItem(msgspec.Struct, kw_only=True):
-    """Settings that hold from this item on, until a later one replaces them."""
+    """Settings that take the place of the request's; of several such items the last one counts."""
 
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
 
 
 class CompactionTriggerItem(msgspec.Struct, kw_only=True):
-    """Asks for a summary of the conversation before it."""
+    """Requests a summary of the conversation before it, which this server refuses."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
-    """A piece of reasoning, or of its summary."""
+    """A piece of reasoning, or of the summary of reasoning."""
 
     text: str
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True):
-    """The model's thoughts; clients without a store send `encrypted_content` back."""
+    """The model's reasoning. A client whose responses are not stored sends `encrypted_content`."""
 
     summary: list[ReasoningPart] = []
     content: str | list[ReasoningPart] | None = None
@@ -162,7 +162,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True):
 
 
 class ItemReference(msgspec.Struct, kw_only=True):
-    """An item of a stored response, by its id."""
+    """Stands for an item of a stored response, named by its id."""
 
     id: str
 
@@ -206,17 +206,17 @@ _KINDS: Mapping[str, type[Item]] = {
 
 
 def check_num_items(count: int) -> None:
-    """Refuse more than `MAX_ITEMS` items.
+    """Check the number of items of a conversation.
 
     Raises:
-        InvalidRequest: there are more.
+        InvalidRequest: there are more than `MAX_ITEMS`.
     """
     if count > MAX_ITEMS:
         raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
 
 
 def kind_of(item: Mapping[str, Any]) -> Any:
-    """Return the type of an item; an item with only an id is a reference."""
+    """Return the type of an item; without a `type` it is a reference if it has only an id."""
     kind = item.get("type")
     if kind is not None:
         return kind
@@ -225,10 +225,10 @@ def kind_of(item: Mapping[str, Any]) -> Any:
 
 
 def read_item(item: Mapping[str, Any], where: str) -> Item:
-    """Convert a JSON object to the item type that its `type` names.
+    """Decode a JSON object to the struct of its item type.
 
     Raises:
-        InvalidRequest: an unknown type, or a wrong field; the message has its path.
+        InvalidRequest: the type is unknown, or a field is wrong; the message has its path.
     """
     kind = kind_of(item)
     known = _KINDS.get(kind) if isinstance(kind, str) else None
@@ -244,7 +244,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
 
 
 def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
-    """The tools that an item of an unchecked conversation offers."""
+    """Return the tools that an item adds, if it is of that type; the item need not be checked."""
     tools = item.get("tools") if item.get("type") == "additional_tools" else None
     return tools if isinstance(tools, list) else []
 
@@ -259,14 +259,18 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """Form of the answer's text; `verbosity` goes to the template."""
+    """Settings of the answer's text; `verbosity` is passed to the chat template."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """`effort` is passed to the template. Thoughts are sent complete, without summaries."""
+    """Settings of the reasoning.
+
+    `effort` is passed to the chat template. Reasoning is sent complete, so the settings for
+    summaries have no effect.
+    """
 
     effort: str | None = None
     summary: str | None = None
@@ -274,10 +278,11 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
 
 
 class ContextManagement(msgspec.Struct, kw_only=True):
-    """When the server replaces a conversation with a summary.
+    """When the server replaces a conversation by a summary.
 
     Attributes:
-        compact_threshold: tokens of the prompt; `None` means two thirds of what fits.
+        compact_threshold: number of the prompt's tokens above which it does; `None` means two
+            thirds of what fits.
     """
 
     type: Literal["compaction"]
@@ -300,7 +305,7 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
         Literal["auto", "disabled"] | None,
         neutral("auto drops the oldest turns of an input that is too long"),
     ] = None
-    # Extensions, as in chat.
+    # Fields that OpenAI's API does not have, as in chat.
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
@@ -323,7 +328,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     include: list[Includable] | None = None
     metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None
 
-    # Labels and settings without an effect here: the response only echoes them.
+    # Fields that have no effect here; the response repeats some of them.
     user: Annotated[str | None, neutral("a label of the response")] = None
     safety_identifier: Annotated[str | None, neutral("a label of the response")] = None
     prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
@@ -340,7 +345,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     ] = None
     context_management: list[ContextManagement] | None = None
 
-    # Extensions, as in chat.
+    # Fields that OpenAI's API does not have, as in chat.
     top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None

@@ -1,1 +1,1 @@
-"""Pages of the KV pool and the prefix tree over them; only `manager` writes to pages and tree."""
+"""The pages of the KV cache, and the prefix tree that finds them; only `manager` changes them."""

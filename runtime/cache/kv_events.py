@@ -1,9 +1,9 @@
-"""Events of the prefix cache: which blocks of tokens were stored and which were removed.
+"""Events of the prefix cache: which blocks of tokens were stored, and which were removed.
 
-A block is a page. Its hash covers all tokens before it and the name space, so equal hashes mean
-equal prefixes.
+A block is a page of the KV cache. Its hash covers the block's tokens, all tokens before it and the
+namespace. So blocks with equal hashes have equal prefixes.
 
-Source: the messages of vLLM (`vllm/distributed/kv_events.py`) and SGLang, in the form of arrays.
+Source: the events of vLLM (`vllm/distributed/kv_events.py`) and SGLang, encoded as arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEDIUM = "GPU"
-# Positive in 64 bits with a sign, as some subscribers read them.
+# Hashes have 63 bits, because some subscribers read them as signed 64-bit integers.
 _MASK = 2**63 - 1
 
 
@@ -26,13 +26,15 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class BlockStored(_Event, frozen=True):
-    """Blocks were stored, one behind the other.
+    """Consecutive blocks of a sequence were stored in the prefix cache.
 
     Attributes:
+        block_hashes: hash of each block.
         parent_block_hash: hash of the block before the first one; `None` at the beginning of a
             sequence.
         token_ids: token ids of all blocks, `block_size` ids for each block.
-        lora_id: always `None`; adapters have name spaces of their own.
+        block_size: number of tokens per block.
+        lora_id: always `None`; prefixes of LoRA adapters differ in their namespace.
         medium: the kind of memory that holds the blocks.
     """
 
@@ -45,21 +47,23 @@ class BlockStored(_Event, frozen=True):
 
 
 class BlockRemoved(_Event, frozen=True):
-    """Blocks were evicted."""
+    """Blocks with these hashes were removed from the prefix cache."""
 
     block_hashes: list[int]
     medium: str | None = MEDIUM
 
 
 class AllBlocksCleared(_Event, frozen=True):
-    """No block is cached any more."""
+    """All blocks were removed from the prefix cache."""
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The events of one step.
 
     Attributes:
-        ts: seconds since 1970.
+        ts: time of the step, seconds since 1970.
+        events: the events in order.
+        data_parallel_rank: index of the replica.
     """
 
     ts: float
@@ -68,25 +72,31 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KVEventLog:
-    """Collects the events of a tree until they are published.
+    """Collects the events of a prefix tree until they are published.
 
-    The tree of a new worker is empty, so the first event clears what subscribers remember.
+    The tree of a new worker is empty. So the first event tells subscribers to forget all blocks.
     """
 
     def __init__(
         self, page_size: int, dp_rank: int, publish: Callable[[KVEventBatch], None]
     ) -> None:
-        """Collect for `publish`; nothing is published before `flush`."""
+        """Collect events and pass them to `publish` when `flush` is called.
+
+        Args:
+            page_size: number of tokens per page.
+            dp_rank: index of the replica.
+            publish: sends a batch of events to the subscribers.
+        """
         self._page_size, self._dp_rank, self._publish = page_size, dp_rank, publish
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
 
     def stored(self, tokens: NDArray[np.int32], parent: int | None, namespace: str) -> list[int]:
-        """Note that the whole pages of `tokens` were stored, and return their hashes.
+        """Add the event that pages were stored, and return the pages' hashes.
 
         Args:
-            tokens: tokens of the stored pages, `[num_pages * page_size]`.
-            parent: hash of the page before the first one.
-            namespace: name space of the sequence.
+            tokens: `[num_pages * page_size]` int32, tokens of the stored pages.
+            parent: hash of the page before the first one; `None` at the beginning of a sequence.
+            namespace: the sequence's namespace in the prefix cache.
         """
         hashes, before = [], parent
         for start in range(0, len(tokens), self._page_size):
@@ -99,16 +109,16 @@ class KVEventLog:
         return hashes
 
     def removed(self, hashes: list[int]) -> None:
-        """Note that blocks were evicted."""
+        """Add the event that the pages with these hashes were removed."""
         if hashes:
             self._events.append(BlockRemoved(hashes))
 
     def cleared(self) -> None:
-        """Note that no block is left."""
+        """Add the event that all pages were removed, which replaces all events before it."""
         self._events = [AllBlocksCleared()]
 
     def flush(self) -> None:
-        """Publish what was collected, if anything."""
+        """Publish the collected events, if there are any, and forget them."""
         if self._events:
             events, self._events = self._events, []
             self._publish(KVEventBatch(time.time(), events, self._dp_rank))

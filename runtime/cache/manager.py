@@ -1,11 +1,12 @@
-"""The only writer of pages and prefix tree.
+"""Manages the pages of the KV cache; the only writer of the page pool and of the prefix tree.
 
-Every page is in exactly one place: free in the pool, cached in the tree, or held by one request:
+Every page is in exactly one place: free in the pool, cached in the tree, or owned by one request. A
+request's block table begins with pages of the tree, which it shares and locks:
 
     block_table.pages:  [ shared with the tree (locked by block_table.node) | owned by the request ]
                           0 ...................................... num_shared ........ num_pages
 
-If no query sees all keys, pages behind every window are freed, from the front on. Then the request
+If every layer has a sliding window, pages that lie behind the window may be freed. Then the request
 no longer shares pages with the tree:
 
     block_table.pages:  [ 0, 0, ... 0 | owned by the request ]
@@ -21,26 +22,32 @@ import numpy as np
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 from runtime.cache.state_pool import StatePool
+from runtime.cache.window_pages import WindowPages
 from runtime.ipc.time_messages import PrefixBreak
 
 
 class BlockTable:
-    """The pages of one request.
+    """The pages of one request, in the order of its tokens.
 
     Attributes:
-        pages: `[num_pages]` int32, in sequence order.
-        num_shared: the first `num_shared` belong to the tree.
-        num_dropped: the first `num_dropped` were freed: their numbers are 0.
-        node: the tree's node at which the shared part ends, locked; `None` when nothing is shared.
-        version: grows when an entry of `pages` other than at the end changes, so that device copies
-            are renewed. Dropped pages do not count: no kernel reads entries behind a window.
-        state_hold: the request's hold in the `StatePool`, -1 for none.
-        branch_points: ends of pages, in tokens, after which other sequences differ from this one.
+        pages: `[>= num_pages]` int32, page numbers; entries from `num_pages` on are unused.
+        num_pages: number of pages.
+        num_shared: number of first pages that belong to the prefix tree.
+        num_dropped: number of first pages that were freed; their entries are 0.
+        node: the tree's node at which the shared pages end, locked; `None` if none are shared.
+        version: changes when an entry of `pages` changes, except by appending or by freeing pages
+            behind a window, whose entries are never read. Copies on the device are then renewed.
+        state_hold: the request's handle for recurrent states in the `StatePool`; -1 for none.
+        branch_points: token counts, multiples of the page size, after which other sequences with
+            the same beginning continue with different tokens.
+        has_window: whether `WindowPages` counts this request.
+        window_first, window_end: the request uses the window pages of the pages from
+            `window_first` up to `window_end`.
     """
 
     __slots__ = (
-        *("branch_points", "node", "num_dropped", "num_pages", "num_shared", "pages"),
-        *("state_hold", "version"),
+        *("branch_points", "has_window", "node", "num_dropped", "num_pages", "num_shared"),
+        *("pages", "state_hold", "version", "window_end", "window_first"),
     )
 
     def __init__(self) -> None:
@@ -52,30 +59,32 @@ class BlockTable:
         self.version = 0
         self.state_hold = -1
         self.branch_points: set[int] = set()
+        self.has_window = False
+        self.window_first = self.window_end = 0
 
     def held(self) -> Pages:
-        """The page numbers in order."""
+        """Return the page numbers of all pages, as a view."""
         return self.pages[: self.num_pages]
 
     def own(self) -> Pages:
-        """The pages that belong to this request alone."""
+        """Return the pages that belong to this request alone, as a view."""
         return self.pages[max(self.num_shared, self.num_dropped) : self.num_pages]
 
     def append(self, pages: Pages) -> None:
-        """Add pages at the end."""
+        """Append pages."""
         needed = self.num_pages + len(pages)
         self._make_room(needed)
         self.pages[self.num_pages : needed] = pages
         self.num_pages = needed
 
     def append_one(self, page: int) -> None:
-        """Add a page at the end."""
+        """Append one page."""
         self._make_room(self.num_pages + 1)
         self.pages[self.num_pages] = page
         self.num_pages += 1
 
     def _make_room(self, needed: int) -> None:
-        """Grow the array by doubling."""
+        """Grow the array to at least `needed` entries, by doubling."""
         if needed > len(self.pages):
             grown = np.zeros(max(needed, 2 * len(self.pages), 8), dtype=np.int32)
             grown[: self.num_pages] = self.held()
@@ -83,12 +92,13 @@ class BlockTable:
 
 
 class CacheManager:
-    """Matches, allocates, shares and frees pages; evicts cached ones when the pool runs dry.
+    """Finds cached prefixes, allocates, shares and frees pages, and evicts cached pages if needed.
 
     Attributes:
-        window: most keys that a query sees, its own included; `None` if some layer sees all.
-        num_evicted_tokens: tokens evicted from the tree so far.
+        window: most keys that a query sees, with its own; `None` if a layer attends to all keys.
+        num_evicted_tokens: number of tokens evicted from the prefix cache so far.
         states: slots of recurrent states; `None` if the model has none.
+        windows: pages of sliding-window layers; `None` unless these have pages of their own.
     """
 
     def __init__(
@@ -103,8 +113,13 @@ class CacheManager:
     ) -> None:
         """Manage `num_pages` pages of `page_size` tokens each.
 
-        A model with recurrent states also has `num_state_slots` slots, for at most `max_running`
-        requests at a time.
+        Args:
+            num_pages: number of pages, all free at first.
+            page_size: number of tokens per page.
+            enable_prefix_cache: whether computed prefixes are kept for later requests.
+            window: see the attribute.
+            num_state_slots: number of slots of recurrent states; 0 if the model has none.
+            max_running: most requests that have recurrent states at the same time.
         """
         self.page_size = page_size
         self.window = window
@@ -112,53 +127,60 @@ class CacheManager:
         self.tree = RadixTree(page_size)
         self.enable_prefix_cache = enable_prefix_cache
         self.num_evicted_tokens = 0
+        self.windows: WindowPages | None = None
         self.states: StatePool | None = None
         if num_state_slots:
             self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
 
     @property
     def lacks_states(self) -> bool:
-        """Whether no further request can have slots of recurrent states."""
+        """Whether there are too few slots of recurrent states for another request."""
         return self.states is not None and not self.states.admits
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that are free or could be evicted."""
+        """Number of pages that are free or can be evicted."""
         return self.pool.num_free + self.tree.num_pages - self.tree.num_locked_pages
 
     @property
     def num_held_pages(self) -> int:
-        """Number of pages that running requests need: their own and the shared ones they lock."""
+        """Number of pages that running requests own or share with the prefix tree."""
         return self.pool.num_pages - self.num_available_pages
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages that `num_tokens` tokens fill or begin."""
+        """Return the number of pages that `num_tokens` tokens need; the last may be partly used."""
         return -(-num_tokens // self.page_size)
 
     def match_length(self, tokens: Tokens, namespace: str) -> int:
-        """Return the length of the longest cached prefix, by which policies order requests."""
+        """Return the number of tokens of the longest cached prefix from which a request can resume.
+
+        Nothing changes in the cache.
+        """
         if not self.enable_prefix_cache:
             return 0
         if self.states is not None:
             return self.tree.count_resumable(tokens, namespace) * self.page_size
+        if self.windows is not None:
+            pages = self.tree.find(tokens, namespace)
+            return self.windows.count_resumable(pages) * self.page_size
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
-        """Return the common prefix with the cache; see `RadixTree.common_prefix`."""
+        """Return the common beginning of `tokens` and the most similar cached sequence."""
         return self.tree.common_prefix(tokens, namespace)
 
     def prefix_break(
         self, block_table: BlockTable, tokens: Tokens
     ) -> tuple[PrefixBreak | None, bool]:
-        """Return where a prompt leaves the cache, right after `allocate`.
+        """Return where a prompt differs from all cached prompts; call it right after `allocate`.
 
         Args:
             block_table: the request's block table.
-            tokens: the tree's keys of the whole prompt.
+            tokens: the prefix cache's keys of the whole prompt.
 
         Returns:
-            The place, `None` if all of it is cached or nothing is ever cached; and whether the
-            request's namespace is empty.
+            The first position that no cached prompt shares; `None` if the whole prompt is cached,
+            or if there is no prefix cache. And whether the request's namespace is empty.
         """
         node = block_table.node
         if node is None:
@@ -170,9 +192,9 @@ class CacheManager:
         return (PrefixBreak(index, common.differs) if index < len(tokens) else None), is_empty
 
     def attach_prefix(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> int:
-        """Give an empty `block_table` the longest cached prefix of `tokens`, and lock it.
+        """Give an empty block table the pages of the longest cached prefix, and lock them.
 
-        The prefix leaves out at least the last token: its logits must be computed.
+        At least the last of `tokens` is not taken from the cache, because its logits are needed.
 
         Returns:
             Number of tokens in the prefix.
@@ -188,8 +210,13 @@ class CacheManager:
                 num_pages -= len(node.pages)
                 node = node.parent
             if num_pages < len(match.pages):
-                # Others have the pages that follow, so more such requests are likely.
+                # Further requests may share the pages that follow; a snapshot lets them resume.
                 block_table.branch_points.add(len(match.pages) * self.page_size)
+        elif self.windows is not None:
+            num_pages = self.windows.count_resumable(match.pages)
+            if num_pages < len(match.pages):
+                block_table.branch_points.add(len(match.pages) * self.page_size)
+                node = self.tree.match(tokens[: num_pages * self.page_size], namespace).node
         block_table.append(match.pages[:num_pages])
         block_table.num_shared = num_pages
         block_table.node = node
@@ -206,21 +233,21 @@ class CacheManager:
     def snapshot_points(
         self, block_table: BlockTable, start: int, length: int, num_known: int
     ) -> Sequence[int]:
-        """Return where a chunk of a prompt leaves snapshots: ends of pages, in tokens.
+        """Return where a prompt chunk saves snapshots of recurrent states, as token counts.
 
-        The points are the ends of pages after which other sequences differ from this one, the
-        prompt's last end of a page, and the chunk's last end of a page.
+        Snapshots are saved at ends of pages: where other sequences with the same beginning differ,
+        at the last end of a page in the prompt, and at the last one in the chunk.
 
         Args:
-            block_table: a block table of a model with recurrent states.
+            block_table: block table of the request.
             start: number of tokens before the chunk.
             length: number of tokens in the chunk.
-            num_known: number of the sequence's tokens that are known.
+            num_known: number of known tokens of the request.
         """
         if not self.enable_prefix_cache:
             return ()
         end = start + length
-        # The last token is computed anyway, so an equal prompt resumes before it.
+        # An equal prompt computes its last token again, so it resumes before this token.
         last = end if end < num_known else num_known - 1
         wanted = {*block_table.branch_points, last - last % self.page_size}
         return sorted(point for point in wanted if start < point <= end)
@@ -235,23 +262,23 @@ class CacheManager:
         num_reserved: int,
         free_more: Callable[[], object],
     ) -> int | None:
-        """Give a new request the longest cached prefix and pages for all of its tokens.
+        """Give a new request the longest cached prefix, and pages for all of its tokens.
 
         Args:
             block_table: the request's block table, which is empty.
-            prefix: the tree's keys of the tokens that may come from the cache.
-            namespace: prefixes are shared only inside the same namespace.
+            prefix: keys of the tokens that may come from the cache.
+            namespace: prefixes are shared only within a namespace.
             num_tokens: number of tokens that need pages.
-            num_reserved: pages that must stay available for running requests.
-            free_more: called once if pages are missing; the function may free some pages.
+            num_reserved: number of pages that must stay available for running requests.
+            free_more: called once if there are too few pages; it may free some.
 
         Returns:
             Number of tokens from the cache; `None`, with nothing changed, if pages are missing.
         """
-        if self.lacks_states:
+        if self.lacks_states or (self.windows is not None and not self.windows.admits):
             return None
         num_cached = self.attach_prefix(block_table, prefix, namespace)
-        # One more than the tokens: the first generated token needs a slot.
+        # The first generated token needs room too.
         needed = self.pages_for(num_tokens + 1) - block_table.num_pages + num_reserved
         if needed > self.num_available_pages:
             free_more()
@@ -260,13 +287,12 @@ class CacheManager:
             return None
         extended = self.extend(block_table, num_tokens)
         assert extended, "pages were counted before"
+        if self.windows is not None:
+            self.windows.begin(block_table, num_tokens)
         return num_cached
 
     def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens in all.
-
-        Return false, with nothing changed, if pages are short.
-        """
+        """Extend a block table to `num_tokens` tokens; if pages are missing, return false."""
         missing = self.pages_for(num_tokens) - block_table.num_pages
         if missing <= 0:
             return True
@@ -276,10 +302,11 @@ class CacheManager:
         return True
 
     def extend_each(self, block_tables: list[BlockTable]) -> Pages | None:
-        """Give each of `block_tables` one more page, or change nothing if there are too few.
+        """Append one page to each of `block_tables`.
 
         Returns:
-            `[num_block_tables]`, the new pages.
+            `[num_block_tables]` int32, the new pages; `None`, with nothing changed, if some are
+            missing.
         """
         if not self._make_free(len(block_tables)):
             return None
@@ -289,21 +316,24 @@ class CacheManager:
         return pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict until `count` pages are free.
-
-        Return false, with nothing changed, if that is impossible.
-        """
+        """Evict cached pages until `count` pages are free; if that cannot be, return false."""
         if count > self.num_available_pages:
             return False
         shortage = count - self.pool.num_free
         if shortage > 0:
             evicted = self.tree.evict(shortage)
             self.num_evicted_tokens += len(evicted) * self.page_size
-            self.pool.give_back(evicted)
+            self._free(evicted)
         return True
 
+    def _free(self, pages: Pages) -> None:
+        """Free pages, and the pages of sliding-window layers that belong to them."""
+        if self.windows is not None:
+            self.windows.drop(pages)
+        self.pool.give_back(pages)
+
     def share(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
-        """Let other requests find the computed pages of `tokens`; the request goes on."""
+        """Put the full pages of `tokens` into the prefix cache; the running request shares them."""
         if not self.enable_prefix_cache or block_table.num_dropped:
             return
         num_full = len(tokens) // self.page_size
@@ -319,19 +349,18 @@ class CacheManager:
         self.tree.lock(match.node)
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
-        block_table.pages[:num_full] = match.pages
         block_table.num_shared = num_full
         block_table.node = match.node
         block_table.version += 1
 
     def drop_behind(self, block_table: BlockTable, first_seen: int) -> int:
-        """Free the pages that lie wholly before token `first_seen`, which no later query sees.
+        """Free the pages that lie wholly before token `first_seen`, which no later query reads.
 
-        Pages shared with the tree are released together, once all of them lie before that token;
-        until then no page is freed. Shared pages are unlocked, and the tree keeps them cached.
+        Pages that are shared with the prefix tree are given up together, once all of them lie
+        before that token. Until then no page is freed. The tree keeps them as cached pages.
 
         Returns:
-            Number of pages that must lie before `first_seen` so that another call can free more.
+            Number of pages that must lie before `first_seen` until another call can free more.
         """
         num_behind = min(max(first_seen, 0) // self.page_size, block_table.num_pages)
         if num_behind < block_table.num_shared:
@@ -347,9 +376,9 @@ class CacheManager:
         return block_table.num_dropped + 1
 
     def release(self, block_table: BlockTable, tokens: Tokens, namespace: str) -> None:
-        """Free the pages of `block_table`.
+        """Free the pages of a block table.
 
-        The tree keeps the full pages of `tokens`, all of which are computed.
+        The full pages of `tokens` stay in the prefix cache; all of these tokens are computed.
         """
         num_kept = block_table.num_shared
         if self.enable_prefix_cache and len(tokens) and not block_table.num_dropped:
@@ -363,8 +392,10 @@ class CacheManager:
         if self.states is not None and block_table.state_hold >= 0:
             self.states.end(block_table.state_hold)
             block_table.state_hold = -1
-            block_table.branch_points.clear()
-        self.pool.give_back(block_table.held()[max(num_kept, block_table.num_dropped) :])
+        block_table.branch_points.clear()
+        if self.windows is not None:
+            self.windows.end(block_table)
+        self._free(block_table.held()[max(num_kept, block_table.num_dropped) :])
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
         block_table.pages, block_table.node = EMPTY_PAGES, None
@@ -372,11 +403,11 @@ class CacheManager:
         block_table.version += 1
 
     def distrust(self, block_table: BlockTable, namespace: str) -> None:
-        """Free the pages of `block_table`, whose numbers may be wrong.
+        """Free the pages of a block table whose keys and values may be wrong.
 
-        With recurrent states, the tree holds a prompt's earlier chunks before the last chunk is
-        checked. So the path of this prompt loses its snapshots, and the pages that nothing else
-        uses.
+        In a model with recurrent states, the earlier chunks of a prompt are in the prefix cache
+        before the last chunk was checked. So this also removes the snapshots of the prompt's path
+        in the tree, and the path's pages that nothing else uses.
         """
         node = block_table.node
         self.release(block_table, np.empty(0, dtype=np.int32), namespace)
@@ -389,47 +420,56 @@ class CacheManager:
     ) -> PrefixMatch:
         known = tokens[: num_full * self.page_size]
         match = self.tree.insert(known, block_table.held()[:num_full], namespace)
-        # Another request computed part of the same prefix first: its pages stay, ours are freed.
+        # If another request has put the same prefix into the tree before, the tree's pages stay,
+        # and this request's pages are freed.
         ours = block_table.held()[block_table.num_shared : num_full]
         theirs = match.pages[block_table.num_shared :]
-        self.pool.give_back(ours[ours != theirs])
+        is_double = ours != theirs
+        double = ours[is_double]
+        if self.windows is not None:
+            self.windows.replace(double, theirs[is_double])
+        block_table.pages[:num_full] = match.pages
+        self._free(double)
         return match
 
     def flush(self) -> None:
-        """Drop every cached prefix that no request holds."""
-        self.pool.give_back(self.tree.evict(self.tree.num_pages))
+        """Remove every cached prefix that no running request uses."""
+        self._free(self.tree.evict(self.tree.num_pages))
         if self.tree.events is not None and not self.tree.num_pages:
             self.tree.events.cleared()
         if self.states is not None:
             self.states.collect()
 
     def publish_events(self) -> None:
-        """Publish which pages the tree gained and lost since the last call, if events are on."""
+        """Publish which pages entered or left the prefix cache since the last call, if enabled."""
         if self.tree.events is not None:
             self.tree.events.flush()
 
     def recover(self, block_tables: list[BlockTable]) -> None:
         """Free every page and undo every lock that belongs to none of `block_tables`.
 
-        The tree's pages stay. Call this after an exception: it frees the pages that were taken for
-        a request that is not in `block_tables`. It checks every page, so it takes milliseconds.
+        This is called after an exception, which may have left pages that belong to no request.
+        Cached pages stay. Every page is checked, which takes milliseconds.
         """
         if self.states is not None:
-            # This comes first: `lock_only` lists the leaves that may be evicted, and none that is
-            # pinned.
+            # This comes before `lock_only`, which lists the leaves that may be evicted. A leaf
+            # with a pinned snapshot is not one of them.
             holds = [table.state_hold for table in block_tables if table.state_hold >= 0]
             self.states.recover(holds)
         self.tree.lock_only(
             [block_table.node for block_table in block_tables if block_table.node is not None]
         )
         own = [block_table.own() for block_table in block_tables]
-        self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
+        taken = np.concatenate([self.tree.all_pages(), *own])
+        self.pool.reset(taken)
+        if self.windows is not None:
+            self.windows.recover(block_tables, taken)
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
-        """Assert that every page, and every slot of states, is in exactly one place.
+        """Assert that every page, and every slot of recurrent states, is in exactly one place.
 
         Raises:
-            AssertionError: a page or a slot is lost or owned twice.
+            AssertionError: a page or a slot is lost or is in two places.
         """
         own = [block_table.own() for block_table in block_tables]
         everything = np.concatenate([self.pool.free_pages(), self.tree.all_pages(), *own])
@@ -443,3 +483,5 @@ class CacheManager:
             assert self.tree.num_locked_pages == 0, "the tree is locked though nothing runs"
         if self.states is not None:
             self.states.check_invariants(len(block_tables))
+        if self.windows is not None:
+            self.windows.check_invariants(block_tables, self.pool.free_pages())

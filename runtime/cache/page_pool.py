@@ -1,4 +1,4 @@
-"""Free pages of the KV pool, as a stack of int32 numbers."""
+"""The free pages of the KV cache, as a stack of int32 page numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ EMPTY_PAGES: Pages = np.empty(0, dtype=np.int32)
 
 
 class PagePool:
-    """Hands out page numbers 1 to `num_pages`; page 0 is reserved for padding."""
+    """Keeps the free pages among pages 1 to `num_pages`; page 0 is reserved for padding."""
 
     def __init__(self, num_pages: int) -> None:
-        """Start with all `num_pages` pages free."""
+        """Create a pool in which all `num_pages` pages are free."""
         self.num_pages = num_pages
-        # Highest numbers at the bottom, so that pages are handed out in ascending order.
+        # The highest numbers are at the bottom, so pages are taken in ascending order.
         self._stack: Pages = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free = num_pages
 
@@ -25,21 +25,21 @@ class PagePool:
         return self._num_free
 
     def take(self, count: int) -> Pages:
-        """Remove and return `count` free pages; the caller has made sure they exist."""
+        """Remove `count` free pages from the pool and return them; there must be so many."""
         assert 0 <= count <= self._num_free, "the pool has too few free pages"
         end = self._num_free
         self._num_free = end - count
         return self._stack[end - count : end][::-1].copy()
 
     def give_back(self, pages: Pages) -> None:
-        """Return pages taken before."""
+        """Return pages that were taken from the pool."""
         count = len(pages)
         assert self._num_free + count <= self.num_pages, "a page was given back twice"
         self._stack[self._num_free : self._num_free + count] = pages[::-1]
         self._num_free += count
 
     def reset(self, taken: Pages) -> None:
-        """Make all pages free except `taken`."""
+        """Make all pages free, except `taken`."""
         is_free = np.ones(self.num_pages + 1, dtype=bool)
         is_free[0] = False
         is_free[taken] = False
@@ -48,5 +48,5 @@ class PagePool:
         self._stack[: len(free)] = free[::-1]
 
     def free_pages(self) -> Pages:
-        """The free page numbers, for the invariant check."""
+        """Return the numbers of all free pages, as a copy."""
         return self._stack[: self._num_free].copy()

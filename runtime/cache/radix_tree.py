@@ -1,8 +1,10 @@
-"""A radix tree from token ids to pages. It finds computed prefixes that are still in the KV pool.
+"""A radix tree from token ids to pages; it finds prefixes whose keys and values are cached.
+
+Each edge of the tree holds the tokens of one or more whole pages. So a child is found by the bytes
+of its first page, and a match takes one array comparison per node, not a loop over tokens.
 
 Source: RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
-Programs", 2024). Edges hold whole pages, so a child is found by the bytes of its first page and a
-match costs one array comparison per node, without a loop over tokens.
+Programs", 2024).
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from runtime.cache.page_pool import EMPTY_PAGES, Pages
 from runtime.cache.snapshots import Snapshots
 
 Tokens = NDArray[np.int32]
-# Pages that `common_after` compares: a few microseconds.
+# Most pages that `common_after` compares, which takes a few microseconds.
 _MAX_COMPARED = 64
 
 
 class RadixNode:
-    """A node and the edge from `parent` to it: `tokens` (whole pages), stored in `pages`.
+    """A node of the tree, with the edge from its parent.
 
-    A root has no parent and no tokens; it is the root of `namespace`. `snapshot` is the slot of the
-    recurrent states at the node's end, 0 for none; `num_pins` counts the running requests that read
-    the snapshot (`Snapshots`).
+    Attributes:
+        parent: the parent; `None` for the root of a namespace.
+        tokens: `[num_pages * page_size]` int32, keys of the edge.
+        pages: `[num_pages]` int32, the pages that hold these tokens.
+        namespace: the namespace, in a root only.
+        children: the children, by the bytes of their first page of tokens.
+        lock_count: number of running requests that use the node's pages.
+        last_access: value of the tree's counter when the node was last used.
+        snapshot: slot of the recurrent states at the node's end; 0 for none.
+        num_pins: number of running requests that read this snapshot.
+        hashes: for each page the hash that names it in events; empty while no events are published.
+        is_listed: whether the node is in the tree's list of leaves that may be evicted.
     """
 
     __slots__ = (
@@ -56,7 +67,7 @@ class RadixNode:
 
 @dataclass
 class PrefixMatch:
-    """The longest cached prefix: its pages in order and the node where it ends."""
+    """The longest cached prefix of a sequence: its pages in order, and the node where it ends."""
 
     pages: Pages
     node: RadixNode
@@ -64,12 +75,12 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class CommonPrefix:
-    """The common beginning of a sequence and the most similar cached sequence.
+    """The common beginning of a sequence and of the cached sequence that is most similar.
 
     Attributes:
-        num_tokens: length of the common part.
-        differs: another token follows there. If false, no cached sequence continues, or the whole
-            sequence is cached.
+        num_tokens: number of common tokens.
+        differs: whether both sequences continue, with different tokens. False if the cached
+            sequence ends there, or if the whole sequence is cached.
     """
 
     num_tokens: int
@@ -77,17 +88,18 @@ class CommonPrefix:
 
 
 class RadixTree:
-    """Prefixes of one KV pool, with a separate root for each namespace.
+    """The cached prefixes, with a separate root for each namespace.
 
     Attributes:
-        num_pages: pages held by all nodes.
-        num_locked_pages: pages on the paths of running requests; they cannot be evicted.
-        snapshots: snapshots of recurrent states at the ends of nodes.
-        events: told which pages come and go; `None` for no events.
+        page_size: number of tokens per page.
+        num_pages: number of pages in all nodes.
+        num_locked_pages: number of pages that running requests use, so that they cannot be evicted.
+        snapshots: the snapshots of recurrent states at the ends of nodes.
+        events: records which pages enter and leave the tree; `None` for no record.
     """
 
     def __init__(self, page_size: int) -> None:
-        """Start empty; `page_size` is in tokens."""
+        """Create an empty tree for pages of `page_size` tokens."""
         self.page_size = page_size
         self.events: KVEventLog | None = None
         self.snapshots = Snapshots()
@@ -95,17 +107,20 @@ class RadixTree:
         self.num_locked_pages = 0
         self._roots: dict[str, RadixNode] = {}
         self._clock = itertools.count(1)
-        # Heap of unlocked leaves by last access at the time of listing. Stale entries (used, locked
-        # or extended since) are re-checked when popped.
+        # A heap of leaves that may be evicted, ordered by their last access when they were added.
+        # A leaf may have been used, locked or extended since, so it is checked when it is popped.
         self._leaves: list[tuple[int, int, RadixNode]] = []
         self._serial = itertools.count()
 
     def count_pages(self, tokens: Tokens, namespace: str) -> int:
-        """Return the number of pages that `match` would find for `tokens`; change nothing."""
+        """Return the number of pages that `match` would find; the tree does not change."""
         return sum(num_pages for _, num_pages in self._path(tokens, namespace))
 
     def count_resumable(self, tokens: Tokens, namespace: str) -> int:
-        """Return the number of pages of `tokens` up to the deepest snapshot; change nothing."""
+        """Return the number of pages up to the last snapshot on the path of `tokens`.
+
+        A model with recurrent states can resume only there. The tree does not change.
+        """
         total = found = 0
         for node, num_pages in self._path(tokens, namespace):
             total += num_pages
@@ -113,8 +128,17 @@ class RadixTree:
                 found = total
         return found
 
+    def find(self, tokens: Tokens, namespace: str) -> Pages:
+        """Return the pages that `match` would find; the tree does not change."""
+        found = [node.pages[:num_pages] for node, num_pages in self._path(tokens, namespace)]
+        return np.concatenate(found) if found else EMPTY_PAGES
+
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
-        """Find the longest prefix of `tokens`, in whole pages; splits the node it ends inside."""
+        """Return the longest cached prefix of `tokens`, in whole pages.
+
+        If the prefix ends inside a node, the node is split there. The nodes of the prefix count as
+        used now.
+        """
         node = self._roots.get(namespace)
         if node is None:
             node = RadixNode(None, np.empty(0, dtype=np.int32), EMPTY_PAGES, namespace)
@@ -127,10 +151,10 @@ class RadixTree:
         return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
-        """Return how far `tokens` and the most similar cached sequence agree.
+        """Return how many of `tokens` the most similar cached sequence has in common with them.
 
-        The length is counted in tokens, so it need not be a whole number of pages. No node is
-        split, and no node counts as used.
+        The number is exact: it need not be a multiple of the page size. The tree does not change,
+        and no node counts as used.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -138,10 +162,10 @@ class RadixTree:
         return self._common(root, tokens, most_compared=None)
 
     def common_after(self, node: RadixNode, rest: Tokens) -> CommonPrefix:
-        """Return how far `rest` agrees with the cached sequences that continue at `node`.
+        """Return how many of `rest` agree with the cached sequences that continue at `node`.
 
-        If many cached sequences continue with different pages at some point, none of these pages is
-        compared: the common part ends before them.
+        If very many cached sequences continue with different pages at some point, these pages are
+        not compared, and the common part ends before them.
         """
         return self._common(node, rest, most_compared=_MAX_COMPARED)
 
@@ -164,17 +188,27 @@ class RadixTree:
         return CommonPrefix(num_tokens, differs=False)
 
     def _common_first(self, firsts: Tokens, rest: Tokens) -> int:
-        """Return the most tokens that one of `firsts`, none of which `rest` begins with, shares."""
+        """Return how many first tokens of `rest` agree with the most similar one of `firsts`.
+
+        Args:
+            firsts: `[num_pages, page_size]` int32, the tokens of pages.
+            rest: tokens that begin with none of these pages.
+        """
         if len(rest) < self.page_size:
             return _longest_common(firsts, rest)
-        # None is the same page, so each has a first difference.
+        # No page is equal to the first page of `rest`, so each has a first difference.
         return int((firsts != rest[: self.page_size]).argmax(axis=1).max())
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
-        """Add `tokens` (whole pages, stored in `pages`) to the tree.
+        """Add a sequence to the tree.
 
-        If the tree already has a prefix, the tree's own pages stay. The returned match has those
-        pages, and the caller frees its duplicates.
+        If the tree already has a prefix of the sequence, the tree keeps its own pages for it. The
+        returned match has these pages, and the caller frees its duplicates.
+
+        Args:
+            tokens: `[num_pages * page_size]` int32, the keys of the sequence.
+            pages: `[num_pages]` int32, the pages that hold these tokens.
+            namespace: the sequence's namespace.
         """
         match = self.match(tokens, namespace)
         num_known = len(match.pages)
@@ -194,7 +228,7 @@ class RadixTree:
         return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
 
     def lock(self, node: RadixNode) -> None:
-        """Protect the path to `node` from eviction."""
+        """Protect the nodes from the root to `node` from eviction; each call needs an `unlock`."""
         step: RadixNode | None = node
         while step is not None and step.parent is not None:
             if step.lock_count == 0:
@@ -219,7 +253,7 @@ class RadixTree:
         self._list(node)
 
     def lock_only(self, nodes: list[RadixNode]) -> None:
-        """Undo every `lock`, then lock each of `nodes` once."""
+        """Undo all locks, then lock each of `nodes` once."""
         for node in self._nodes():
             node.lock_count = 0
         self.num_locked_pages = 0
@@ -229,9 +263,10 @@ class RadixTree:
             self._list(node)
 
     def evict(self, num_pages: int) -> Pages:
-        """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
+        """Remove the leaves that were unused for the longest time, and return their pages.
 
-        Fewer pages are returned if the rest is locked.
+        Leaves are removed until `num_pages` pages are free. Fewer are returned if all other nodes
+        are locked.
         """
         freed: list[Pages] = []
         num_freed = 0
@@ -241,7 +276,7 @@ class RadixTree:
             if node.last_access > listed or not _evictable(node):
                 self._list(node)
                 continue
-            # Only the tail of a long leaf is evicted: the beginning stays useful.
+            # Of a long leaf only the end is evicted, because its beginning can still be used.
             num_kept = max(0, num_freed + len(node.pages) - num_pages)
             freed.append(node.pages[num_kept:])
             self.snapshots.drop(node)
@@ -259,12 +294,12 @@ class RadixTree:
         return np.concatenate(freed) if freed else EMPTY_PAGES
 
     def discard(self, node: RadixNode) -> Pages:
-        """Remove the snapshots on the path to `node`, and its end as far as nothing else uses it.
+        """Remove the snapshots on the path to `node`, and the nodes at its end that nothing uses.
 
-        Snapshots that running requests read stay.
+        Snapshots that running requests read are kept.
 
         Returns:
-            The pages of the removed part.
+            The pages of the removed nodes.
         """
         freed = [EMPTY_PAGES]
         while node.parent is not None:
@@ -277,13 +312,13 @@ class RadixTree:
                 if self.events is not None:
                     self.events.removed(node.hashes)
                 self._remove(node)
-                # The list of leaves may still have it; without a parent it counts as in use.
+                # The heap of leaves may still contain the node. Without a parent it is not evicted.
                 node.parent = None
             node = parent
         return np.concatenate(freed)
 
     def all_pages(self) -> Pages:
-        """Every page the tree holds, for the invariant check."""
+        """Return all pages of the tree, for the check of invariants."""
         held = [node.pages for node in self._nodes()]
         return np.concatenate(held) if held else EMPTY_PAGES
 
@@ -297,7 +332,7 @@ class RadixTree:
     def _path(self, tokens: Tokens, namespace: str) -> Iterator[tuple[RadixNode, int]]:
         """Yield the nodes along `tokens`, each with the number of its pages that match.
 
-        All but the last match completely. The caller may split the last before the next is yielded.
+        All nodes but the last match completely. The caller may split the last node.
         """
         node = self._roots.get(namespace)
         rest = tokens[: len(tokens) - len(tokens) % self.page_size]
@@ -312,13 +347,13 @@ class RadixTree:
                 return
 
     def _list(self, node: RadixNode) -> None:
-        """List `node` as evictable, if it is."""
+        """Add `node` to the heap of leaves that may be evicted, if it is one."""
         if not node.is_listed and _evictable(node):
             node.is_listed = True
             heapq.heappush(self._leaves, (node.last_access, next(self._serial), node))
 
     def _remove(self, node: RadixNode) -> None:
-        """Remove a leaf, and its root if that has no other child; the parent may become a leaf."""
+        """Remove a leaf, and its root if no other child is left; the parent may become a leaf."""
         parent = node.parent
         assert parent is not None
         del parent.children[self._key(node.tokens)]
@@ -336,7 +371,7 @@ class RadixTree:
         return first // self.page_size
 
     def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
-        """Split `node` after `num_pages`; the new upper part takes its place and is returned."""
+        """Split `node` after `num_pages` pages, and return the new node with the first pages."""
         parent = node.parent
         assert parent is not None
         cut = num_pages * self.page_size
@@ -353,7 +388,7 @@ class RadixTree:
 
 
 def _longest_common(rows: Tokens, tokens: Tokens) -> int:
-    """Return the most tokens that one of `rows` shares with the beginning of `tokens`."""
+    """Return how many first tokens the most similar one of `rows` has in common with `tokens`."""
     width = min(rows.shape[1], len(tokens))
     same = rows[:, :width] == tokens[:width]
     return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())

@@ -1,4 +1,4 @@
-"""Snapshots of recurrent states: which nodes of the prefix tree have one, and which goes first."""
+"""Tracks the snapshots of recurrent states in the prefix tree, and chooses which to evict."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.cache.radix_tree import RadixNode
 
-# Of this many snapshots that were unused for the longest time, the one that saves the least goes.
+# The snapshot to evict is chosen among this many, those that were unused for the longest time.
 NUM_COMPARED = 16
 
 
 class Snapshots:
-    """The nodes whose end has a snapshot, the latest used one last.
+    """The snapshots of recurrent states at the ends of tree nodes, the latest used one last.
 
-    `RadixNode.snapshot` is the slot, 0 for none. A snapshot that a running request still reads is
-    pinned (`RadixNode.num_pins`).
+    A request with a cached prefix resumes from a snapshot. `RadixNode.snapshot` is the slot that
+    has the states. A snapshot that a running request still reads is pinned and not evicted.
 
     Attributes:
-        freed: slots whose node has left the tree; the owner of the slots takes them.
-        num_pinned: snapshots with at least one pin.
+        freed: slots of snapshots whose node was removed from the tree. `StatePool` collects them.
+        num_pinned: number of pinned snapshots.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Snapshots:
         return iter(self._nodes)
 
     def put(self, node: RadixNode, slot: int) -> None:
-        """Record that `slot` has the state at the end of `node`, which has no snapshot yet."""
+        """Add a snapshot: `slot` has the states at the end of `node`, which has no snapshot yet."""
         assert not node.snapshot, "a node has one snapshot"
         node.snapshot = slot
         self._nodes[node] = None
@@ -48,18 +48,18 @@ class Snapshots:
         self._nodes[node] = None
 
     def pin(self, node: RadixNode) -> None:
-        """Keep the snapshot of `node`; each call needs one `unpin`."""
+        """Protect the snapshot of `node` from eviction; each call needs an `unpin`."""
         self.num_pinned += not node.num_pins
         node.num_pins += 1
 
     def unpin(self, node: RadixNode) -> None:
-        """Undo one `pin`."""
+        """Undo one `pin` of the same node."""
         assert node.num_pins > 0, "unpinned more often than pinned"
         node.num_pins -= 1
         self.num_pinned -= not node.num_pins
 
     def pin_only(self, nodes: list[RadixNode]) -> None:
-        """Undo every `pin`, then pin each of `nodes` once."""
+        """Undo all pins, then pin each of `nodes` once."""
         for node in self._nodes:
             node.num_pins = 0
         self.num_pinned = 0
@@ -67,7 +67,7 @@ class Snapshots:
             self.pin(node)
 
     def drop(self, node: RadixNode) -> None:
-        """Free the snapshot of a node whose end leaves the tree, if it has one."""
+        """Remove the snapshot of a node that is removed from the tree, if it has one."""
         if node.snapshot:
             assert not node.num_pins, "the snapshot is still read"
             del self._nodes[node]
@@ -75,11 +75,10 @@ class Snapshots:
             node.snapshot = 0
 
     def evict(self) -> int | None:
-        """Remove one snapshot that is not pinned and return its slot; `None` if there is none.
+        """Remove a snapshot that is not pinned, and return its slot; `None` if there is none.
 
-        Candidates are the snapshots that were unused for the longest time. The snapshot that saves
-        the fewest tokens beyond its predecessor goes first, so a snapshot just behind another one
-        goes early.
+        Of the 16 that were unused for the longest time, the one is chosen that saves the fewest
+        tokens: the fewest tokens lie between it and the previous snapshot on its path.
         """
         unpinned = (node for node in self._nodes if not node.num_pins)
         oldest = list(islice(unpinned, NUM_COMPARED))
@@ -92,7 +91,7 @@ class Snapshots:
 
 
 def _tokens_saved(node: RadixNode) -> int:
-    """Return the number of tokens between a node's snapshot and the one before it."""
+    """Return the number of tokens between a node's snapshot and the previous one on its path."""
     num_tokens, step = len(node.tokens), node.parent
     while step is not None and not step.snapshot:
         num_tokens += len(step.tokens)

@@ -1,12 +1,12 @@
-"""Slots of recurrent states: those of running requests, and snapshots in the prefix tree.
+"""Manages the slots of recurrent states, for running requests and for cached prefixes.
 
-A slot has the states of all recurrent layers after some number of tokens of a sequence. A step
-reads each sequence's state in one slot and writes the new state to another slot. So a step that
-fails, or whose token is dropped, leaves the state that it read. Sequences that branch read the same
-snapshot, and each of them writes to a slot of its own.
+A slot has the states of all recurrent layers after a number of tokens of one sequence. A step reads
+each sequence's states from one slot and writes the new states to another slot. So the states that
+were read remain if the step fails, or if its token is dropped. Several sequences with the same
+beginning may read the same snapshot; each writes to a slot of its own.
 
-Every slot is in exactly one place: free, in a running request's hold, or a snapshot in the tree.
-Requests come first: snapshots only use slots that no hold claims.
+Every slot is in exactly one place: free, reserved for a running request, or a snapshot in the
+prefix tree. Running requests have priority: snapshots use only slots that no request needs.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from runtime.cache.page_pool import PagePool
 from runtime.cache.radix_tree import RadixNode, RadixTree, Tokens
 from runtime.step.step_plan import Int32Array, Int64Array, StateMoves
 
-# Slots that a hold claims: the state that a step reads, the one that it writes, and the latest
-# one at the end of a page.
+# Number of slots that each running request needs: for the states that a step reads, for those that
+# it writes, and for the latest states at the end of a page.
 SLOTS_PER_HOLD = 3
-# Places of a hold, including those for snapshots that are not in the tree yet.
+# Most slots of a request, with those for snapshots that are not in the prefix tree yet.
 _NUM_PLACES = 8
 _EMPTY = -1
 
 
 class StatePool:
-    """The slots, and the holds of running requests.
+    """The slots of recurrent states, and which slots each running request has.
 
-    A hold is a number. Each of its places has a slot, and the number of tokens after which the
-    slot's states stand. The place with the most tokens is the current one: the next step reads it.
+    A running request is known here by a handle, called a hold: an index of the arrays below. A hold
+    has several places. Each place has a slot, and the number of tokens after which the slot's
+    states were saved. The next step reads the place with the most tokens.
 
     Attributes:
-        slots: free slots. Slot 0 has zeros, where every sequence begins.
+        slots: the free slots. Slot 0 has zeros, from which every sequence begins.
     """
 
     def __init__(self, num_slots: int, page_size: int, max_holds: int, tree: RadixTree) -> None:
-        """Manage slots 1 to `num_slots` for at most `max_holds` running requests."""
+        """Manage slots 1 to `num_slots` for at most `max_holds` running requests.
+
+        `tree` is the prefix tree that has the snapshots, for pages of `page_size` tokens.
+        """
         self.slots = PagePool(num_slots)
         self._page_size = page_size
         self._tree = tree
         self._slots_of: Int32Array = np.zeros((max_holds, _NUM_PLACES), dtype=np.int32)
         self._ends: Int64Array = np.full((max_holds, _NUM_PLACES), _EMPTY, dtype=np.int64)
-        # Places whose slot belongs to the hold; others are empty, or snapshots that it reads.
+        # Whether the hold owns the slot of a place. Other places are empty or read a snapshot.
         self._is_own = np.zeros((max_holds, _NUM_PLACES), dtype=bool)
-        # Own places that wait for the tree.
+        # Whether the slot of a place becomes a snapshot once the tree has the pages.
         self._is_pending = np.zeros((max_holds, _NUM_PLACES), dtype=bool)
         self._nodes: dict[tuple[int, int], RadixNode] = {}
         self._free_holds = list(range(max_holds - 1, -1, -1))
@@ -54,12 +58,12 @@ class StatePool:
 
     @property
     def num_slots(self) -> int:
-        """Slots in all."""
+        """Number of all slots."""
         return self.slots.num_pages
 
     @property
     def num_snapshots(self) -> int:
-        """Slots that hold the tree's snapshots."""
+        """Number of slots that have snapshots of the prefix tree."""
         return len(self._tree.snapshots)
 
     @property
@@ -69,11 +73,16 @@ class StatePool:
 
     @property
     def admits(self) -> bool:
-        """Whether another request can have a hold."""
+        """Whether there are enough slots for another running request."""
         return bool(self._free_holds) and self._num_claimed + SLOTS_PER_HOLD <= self.num_slots
 
     def begin(self, node: RadixNode | None, num_tokens: int) -> int:
-        """Return a new hold that begins after `num_tokens` tokens, with the snapshot of `node`."""
+        """Return a hold for a new request.
+
+        Args:
+            node: the tree node at which the request's cached prefix ends; it has a snapshot.
+            num_tokens: number of tokens of this prefix; 0 to begin with zeros.
+        """
         hold = self._free_holds.pop()
         if node is not None and num_tokens:
             self._tree.snapshots.use(node)
@@ -87,15 +96,15 @@ class StatePool:
         lens: Int64Array,
         points: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> StateMoves:
-        """Choose where a step reads and writes; afterwards each hold stands after its new tokens.
+        """Choose the slots that a step reads and writes, and record that the step is done.
 
         Args:
-            holds: `[num_seqs]`, the hold of each sequence.
-            starts: `[num_seqs]`, tokens that its current state has seen.
-            lens: `[num_seqs]`, new tokens.
-            points: by index of a sequence, the numbers of its tokens after which a snapshot is
-                wanted. They are ends of pages within its new tokens. A snapshot for which no slot
-                is free is left out.
+            holds: `[num_seqs]` int64, the hold of each sequence.
+            starts: `[num_seqs]` int64, number of tokens before the step.
+            lens: `[num_seqs]` int64, number of new tokens.
+            points: for the index of a sequence, the token counts after which a snapshot is wanted.
+                They are ends of pages within the new tokens. If no slot is free for a snapshot, it
+                is omitted.
         """
         if self._nodes:
             self._return_snapshots(dict(zip(holds.tolist(), starts.tolist(), strict=True)))
@@ -104,7 +113,8 @@ class StatePool:
         assert (is_read.any(axis=1) | (starts == 0)).all(), "a state is missing"
         read_place = is_read.argmax(axis=1)
         reads = np.where(is_read.any(axis=1), self._slots_of[holds, read_place], 0)
-        # The place after the last page that is full stays: a turn may end before the next one is.
+        # The latest place at the end of a page is kept: the output may end before the next page is
+        # full, and only states at the end of a page can become a snapshot.
         whole = np.where(own & (ends % self._page_size == 0), ends, _EMPTY)
         is_latest = (whole == whole.max(axis=1, keepdims=True)) & (whole > 0)
         is_used = is_read | is_latest | self._is_pending[holds]
@@ -131,20 +141,23 @@ class StatePool:
         return StateMoves(reads, *(np.ascontiguousarray(column) for column in table.T))
 
     def _return_snapshots(self, starts: dict[int, int]) -> None:
-        """Unpin the snapshots that holds have read, given where their next steps start."""
+        """Unpin the snapshots that holds no longer read.
+
+        `starts` has the number of tokens before the next step for each hold.
+        """
         for hold, place in list(self._nodes):
             if starts.get(hold, self._ends[hold, place]) != self._ends[hold, place]:
                 self._give_back(hold, place)
 
     def _new_place(self, hold: int) -> int:
-        """Take a slot for a hold's next state."""
+        """Take a slot for the next states of a hold, and return its place."""
         place = int(np.flatnonzero(self._ends[hold] == _EMPTY)[0])
         self._slots_of[hold, place] = self._take()
         self._is_own[hold, place] = True
         return place
 
     def _pending_slot(self, hold: int, end: int) -> int:
-        """Take a slot for a snapshot; 0 if there is none to spare."""
+        """Take a slot for a snapshot after `end` tokens, and return it; 0 if none can be spared."""
         if end in self._ends[hold] or not self._may_wait(hold):
             return 0
         place = self._new_place(hold)
@@ -153,7 +166,7 @@ class StatePool:
         return int(self._slots_of[hold, place])
 
     def _may_wait(self, hold: int) -> bool:
-        """Whether one more place of a hold may wait for the tree."""
+        """Whether a hold may have one more slot for a snapshot that is not in the tree yet."""
         num_pending = int(self._is_pending[hold].sum())
         has_place = num_pending < _NUM_PLACES - SLOTS_PER_HOLD
         return has_place and self._num_claimed < self.num_slots
@@ -167,21 +180,21 @@ class StatePool:
         return slot
 
     def collect(self) -> None:
-        """Take the slots of snapshots that left the tree with their pages."""
+        """Make the slots of snapshots free whose nodes were removed from the tree."""
         freed = self._tree.snapshots.freed
         if freed:
             self.slots.give_back(np.array(freed, dtype=np.int32))
             freed.clear()
 
     def share(self, hold: int, tokens: Tokens, namespace: str, *, is_over: bool = False) -> None:
-        """Put a hold's states at ends of pages of `tokens` into the tree, which has those pages.
+        """Put the states that a hold has saved for snapshots into the prefix tree.
 
         Args:
-            hold: the hold whose states are shared; it stays valid.
-            tokens: the sequence's tokens that are computed and in the tree.
-            namespace: the tree's name space for the sequence.
-            is_over: whether no step of this hold follows; then its latest state at the end of a
-                page is shared, too.
+            hold: handle of the running request; it stays valid.
+            tokens: the sequence's computed tokens whose pages are in the tree.
+            namespace: the sequence's namespace in the tree.
+            is_over: whether the request ends. Then its latest states at the end of a page become a
+                snapshot, too.
         """
         ends = self._ends[hold]
         fits = self._is_own[hold] & (ends <= len(tokens)) & (ends > 0)
@@ -195,7 +208,7 @@ class StatePool:
             match = self._tree.match(tokens[:end], namespace)
             self._is_pending[hold, place] = False
             if len(match.pages) * self._page_size < end or match.node.snapshot:
-                # Another request had the same state first.
+                # The tree has the snapshot of another request there.
                 if not is_current:
                     self._give_back(hold, place)
                 continue
@@ -237,7 +250,7 @@ class StatePool:
         )
 
     def recover(self, holds: list[int]) -> None:
-        """Free every hold that is not among `holds`, and all slots without an owner."""
+        """Free every hold that is not in `holds`, and all slots that belong to nothing."""
         lost = set(range(self._max_holds)).difference(holds)
         for key in [key for key in self._nodes if key[0] in lost]:
             del self._nodes[key]
@@ -250,10 +263,10 @@ class StatePool:
         self.slots.reset(self._taken())
 
     def check_invariants(self, num_holds: int) -> None:
-        """Assert that every slot is in exactly one place, with `num_holds` holds.
+        """Assert that every slot is in exactly one place, and that there are `num_holds` holds.
 
         Raises:
-            AssertionError: a slot or a hold is lost, or a slot is owned twice.
+            AssertionError: a slot or a hold is lost, or a slot is in two places.
         """
         everything = np.concatenate([self.slots.free_pages(), self._taken()])
         is_whole = np.array_equal(np.sort(everything), np.arange(1, self.num_slots + 1))

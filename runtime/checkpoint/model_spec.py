@@ -423,6 +423,17 @@ class ModelSpec(ABC):
         return max(known) if known and len(known) == len(windows) else None
 
     @property
+    def grouped_window(self) -> int | None:
+        """Most keys that a query of a windowed layer sees, if other layers see all keys.
+
+        `None` if no such layer has a window, or all have one, or layers keep something else than
+        keys and values of their own.
+        """
+        windows = {s.window if type(s) is PagedState else -1 for s in self.layer_states}
+        known = [window for window in windows if window is not None]
+        return max(known) if known and None in windows and -1 not in known else None
+
+    @property
     def image_cell(self) -> int:
         """Pixels of the side of an image token, if its position has a row and a column.
 

@@ -1,4 +1,4 @@
-"""The adapters (LoRA) that requests may name, as the front knows them."""
+"""The front process's list of the LoRA adapters that requests may name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Adapter:
     """One adapter, until it is unloaded.
 
     Attributes:
-        adapter_id: a number that no other adapter ever gets, also none of the same name.
+        adapter_id: a number that is never used again, not even for an adapter of the same name.
         name: the name by which requests ask for the adapter.
         path: the path as it was given; empty if the tensors were sent instead.
         folder: the folder from which the workers read the adapter.
         rank: the largest rank of its matrices.
-        pinned: whether the adapter stays in the workers' memory, and on the device once it is
-            there, until it is unloaded.
-        is_loaded: whether the workers have it; if not, it is loaded again when a request asks for
-            it.
+        pinned: whether the adapter may be dropped only by unloading it. Others lose their place in
+            the workers' memory, or on the device, when other adapters need it.
+        is_loaded: whether the workers have the adapter. If not, the next request for it loads it
+            again.
         is_leaving: whether the adapter is being unloaded; new requests for it are refused.
-        used_at: a count of all adapters' uses, taken at the latest request for this adapter.
+        used_at: value of a counter of all adapters' uses at the latest request for this adapter.
         num_requests: number of its requests that were admitted so far.
     """
 
@@ -50,10 +50,10 @@ class Adapter:
 
 
 class AdapterRecord:
-    """All adapters by name.
+    """All adapters, by name.
 
     Attributes:
-        is_enabled: whether the workers have room for adapters.
+        is_enabled: whether the server was started with support for adapters.
     """
 
     def __init__(self) -> None:
@@ -64,26 +64,26 @@ class AdapterRecord:
         self._clock = itertools.count(1)
 
     def next_id(self) -> int:
-        """An id for a new adapter."""
+        """Return the id for a new adapter."""
         return next(self._ids)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
     def all(self) -> list[Adapter]:
-        """Every adapter, in the order of their registration."""
+        """Return every adapter, in the order of registration."""
         return list(self._by_name.values())
 
     def named(self) -> list[Adapter]:
-        """The adapters that new requests may name."""
+        """Return the adapters that new requests may name."""
         return [adapter for adapter in self._by_name.values() if not adapter.is_leaving]
 
     def paths(self) -> dict[str, str]:
-        """Names and paths of the adapters that new requests may name."""
+        """Return the path of each adapter that new requests may name, by name."""
         return {adapter.name: adapter.path for adapter in self.named()}
 
     def loaded(self) -> list[Adapter]:
-        """The adapters that the workers have loaded."""
+        """Return the adapters that the workers have loaded."""
         return [adapter for adapter in self._by_name.values() if adapter.is_loaded]
 
     def add(self, adapter: Adapter) -> None:
@@ -91,16 +91,20 @@ class AdapterRecord:
         self._by_name[adapter.name] = adapter
 
     def remove(self, adapter: Adapter) -> None:
-        """Forget an adapter."""
+        """Remove an adapter, unless a newer one has taken its name."""
         if self._by_name.get(adapter.name) is adapter:
             del self._by_name[adapter.name]
 
     def find(self, name: str, param: str = "lora_path") -> Adapter:
         """Return the adapter that a request names.
 
+        Args:
+            name: the adapter's name.
+            param: the request's field that has the name, for the message.
+
         Raises:
-            InvalidRequest: there is no such adapter, or it is being unloaded; the message lists the
-                adapters that there are.
+            InvalidRequest: no adapter has the name, or it is being unloaded; the message lists the
+                existing ones.
         """
         if not self.is_enabled:
             raise InvalidRequest(f"{param}: {DISABLED}.", param=param)
@@ -116,7 +120,7 @@ class AdapterRecord:
         return adapter
 
     def enter(self, adapter_id: int) -> None:
-        """Count a request that is admitted now.
+        """Count a request that is being admitted; an id of 0 means that it has no adapter.
 
         Raises:
             InvalidRequest: the adapter was unloaded since the request was read.
@@ -130,5 +134,5 @@ class AdapterRecord:
         raise InvalidRequest("The request's adapter was unloaded meanwhile.", param="lora_path")
 
     def messages(self) -> Iterable[LoadAdapter]:
-        """The messages that make a restarted worker load the adapters."""
+        """Return the messages that make a restarted worker load all loaded adapters."""
         return [adapter.message for adapter in self.loaded()]

@@ -1,6 +1,6 @@
-"""The engine's bounds on a request, and checks of token ids and images against them.
+"""The engine's bounds on a request, and the checks of token ids and images against them.
 
-`EngineClient.admit` refuses a request that can never fit, before it is queued.
+`EngineClient.admit` uses them to refuse a request that can never fit, before it is queued.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class EngineLimits:
     Attributes:
         context_len: most tokens of prompt and output together.
         max_total_num_tokens: capacity of the KV pool, tokens.
-        vocab_size: width of the logits; every token id is below it.
-        allow_auto_truncate: shorten instead of refusing.
+        vocab_size: number of logits of a token; every token id is below it.
+        allow_auto_truncate: whether a prompt that is too long is cut instead of refused.
         hidden_size: length of a token's embedding and of its hidden state.
         token_size: length of a token's vector, for a model that gives vectors.
         gives: kind of the model's output.
@@ -45,35 +45,36 @@ class EngineLimits:
 
     @property
     def num_least_output(self) -> int:
-        """Tokens that must fit after every prompt."""
+        """Number of output tokens for which a prompt must leave room."""
         return 1 if self.gives == "tokens" else 0
 
     @property
     def longest_kept(self) -> int | None:
-        """Length to which a text is cut so that its closing token stays; `None` for a plain cut.
+        """Length to which an overlong text is cut with its closing token kept; `None` if not kept.
 
-        A model may compute a text's vector from its closing token. Generation has no closing token.
+        An embedding model may compute a text's vector from its closing token, so that token must
+        stay. For generation, texts have no closing token.
         """
         return self.context_len if self.allow_auto_truncate and self.gives != "tokens" else None
 
     @property
     def max_req_len(self) -> int:
-        """The longest prompt plus output that fits the context and an otherwise empty pool."""
+        """The most tokens of prompt and output that fit both the context and an empty KV pool."""
         return min(self.context_len, self.max_total_num_tokens)
 
 
 def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
-    """Check ids against the width of the logits and return them as int32 bytes.
+    """Check that token ids are in the vocabulary, and return them as int32 bytes.
 
     Raises:
-        InvalidRequest: no ids, or one outside the vocabulary.
+        InvalidRequest: there are no ids, or one is outside the vocabulary.
     """
     if not input_ids:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
     wrong = max(input_ids)
     if wrong < limits.vocab_size:
         try:
-            # Three times as fast as making an array; a negative id raises.
+            # Three times as fast as making an array. A negative id raises `struct.error`.
             return struct.pack(f"={len(input_ids)}I", *input_ids)
         except struct.error:
             wrong = min(input_ids)
@@ -83,14 +84,14 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
 
 
 def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) -> None:
-    """Check that the placeholders of a prompt match its images.
+    """Check that the placeholder tokens of a prompt match its images.
 
-    Prompts of every route are checked: the model would read a placeholder without an image as an
-    image.
+    Prompts of every route are checked, also those without images: the model would take a
+    placeholder token for an image's.
 
     Raises:
         InvalidRequest: a placeholder without an image, or an image without its placeholders.
-        TooLong: the prompt would be shortened, and images cannot be.
+        TooLong: the prompt is too long. It is not cut, because images cannot be.
     """
     vision, images = limits.vision, spec.images
     if vision is None or spec.input_embeds:
@@ -115,10 +116,10 @@ def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) 
 
 
 class Admitted(NamedTuple):
-    """A request that fits.
+    """A request that fits into the engine's bounds.
 
     Attributes:
-        input_ids: the prompt, cut if that is allowed.
+        input_ids: the prompt, cut if it was too long and the server allows that.
         packed: the prompt's ids as int32 bytes.
         max_new_tokens: the requested number of tokens, or as many as fit.
     """

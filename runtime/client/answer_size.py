@@ -1,11 +1,11 @@
 """Bounds the size of the answer to one request, before any of it is computed.
 
 The time to compute a token limits the number of tokens in an answer. This module counts what
-multiplies an answer's size: a thousand log-probabilities per token, a hidden state per token, a
-prompt once for each sample.
+multiplies an answer's size, such as a thousand log-probabilities or a hidden state for each token,
+or the prompt once for each sample.
 
-An HTTP request is counted as a whole, with all its prompts and samples. In the offline engine each
-sample is counted separately: the lists lie in the caller's own memory.
+An HTTP request is counted as a whole, with all its prompts and samples. The offline engine counts
+each sample alone, because its answers lie in the caller's own memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from runtime.client.front_extras import front_extra
 from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 
-# Numbers of four bytes, 128 MiB: 65,536 tokens with 20 log-probabilities each are 2.6 million.
+# The most numbers besides tokens in an answer, of four bytes each: 128 MiB. For comparison, 65,536
+# tokens with 20 log-probabilities each have 2.6 million numbers (id and log-probability).
 MAX_NUMBERS = 2**25
-# Tokens of a request's prompts, each prompt counted once for each of its samples; 256 MiB.
+# The most tokens of a request's prompts, 256 MiB. Each prompt counts once for each of its samples.
 MAX_PROMPT_TOKENS = 2**26
-# Bytes of a request's images. An image counts once for each sample that uses it, because it is sent
-# with each.
+# The most bytes of a request's images. An image counts once for each sample that uses it, because
+# it is sent to the worker with each sample.
 MAX_PIXEL_BYTES = 2**29
 
 _EMBEDS = "input_embeds"
@@ -34,7 +35,7 @@ def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -
 
     Raises:
         InvalidRequest: the samples or their answers exceed `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or
-            `MAX_PIXEL_BYTES`; the message has the bound and the request's number.
+            `MAX_PIXEL_BYTES`; the message has the bound and the request's own number.
     """
     num_prompt = sum(len(item.input_ids) for item in inputs)
     if num_prompt > MAX_PROMPT_TOKENS:

@@ -1,4 +1,7 @@
-"""A stream per request for the HTTP front and the offline engine, on their own event loop."""
+"""`EngineClient`: sends requests to the workers, and gives each caller a stream of its output.
+
+The HTTP server and the offline engine use it, each on its own event loop.
+"""
 
 from __future__ import annotations
 
@@ -51,25 +54,25 @@ from runtime.text.encoding import check_prompt_length
 
 
 class EngineClient:
-    """Requests in, chunks out; independent of HTTP.
+    """Takes requests and returns streams of their output; independent of HTTP.
 
     Attributes:
         limits: bounds that every worker can meet; final once the workers are ready.
-        accepting: false while draining.
-        holds_requests: whether requests wait for a replica if none is ready, because it is replaced
+        accepting: false while the server is draining.
+        holds_requests: whether requests wait if no replica is ready, because one is being replaced
             on purpose; else they are refused.
-        links: the replicas, in the order of their ranks.
-        calls: control calls, which go to every replica and wait for their answers.
+        links: the replicas, in the order of their numbers.
+        calls: sends control messages to every replica and waits for their answers.
         grammars: compiles constraints; `None` if structured output is off.
         why_no_grammars: why structured output is off; empty if it is on.
-        outgoing: the requests that are not at a scheduler, and how they get there.
-        gate: keeps new requests back while weights change or generation is paused.
+        outgoing: requests that are admitted but not sent to a scheduler yet, and their sending.
+        gate: keeps new requests waiting while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: receivers of a record of every request that ended; may be empty.
         keeps_text: whether records contain the generated text.
-        max_pixel_bytes: bound on the images of all requests in flight; `None` for no bound.
+        max_pixel_bytes: most bytes of images of all requests in flight; `None` for no bound.
         adapters: the adapters (LoRA) that requests may name.
-        history: where the time of the last requests went.
+        history: times of the last requests, by which `/explain_request` answers.
     """
 
     def __init__(
@@ -85,10 +88,10 @@ class EngineClient:
 
         Args:
             limits: used until the workers report theirs.
-            random_seed: seeds the generator of seeds for requests without one.
+            random_seed: makes the sampling seeds of requests without a seed reproducible.
             dp_size: number of replicas.
             load_balance_method: how requests are distributed over the replicas; see `Router`.
-            max_resumes: deaths of its process that a request survives.
+            max_resumes: how many deaths of its process a request survives.
         """
         self.limits = limits
         self.accepting = True
@@ -100,7 +103,7 @@ class EngineClient:
         self.grammars: GrammarCompiler | None = None
         self.why_no_grammars = ""
         self._streams: dict[int, StreamState] = {}
-        self._rids: dict[tuple[str, str], StreamState] = {}  # By tenant and `rid`.
+        self._rids: dict[tuple[str, str], StreamState] = {}  # The key is tenant and `rid`.
         self._ids = itertools.count(1)
         self.history = RequestHistory()
         self.outgoing = Outgoing(
@@ -116,7 +119,7 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether any replica takes requests; setting it sets all."""
+        """Whether any replica takes requests; assigning a value sets it for all replicas."""
         return self.links[0].ready or any(link.ready for link in self.links)
 
     @ready.setter
@@ -126,7 +129,7 @@ class EngineClient:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that have not had their final chunk yet."""
+        """Number of requests whose final chunk has not been read yet."""
         return len(self._streams)
 
     def generate(self, item: GenerationInput, *, is_recorded: bool = True) -> GenerationStream:
@@ -134,13 +137,14 @@ class EngineClient:
 
         Args:
             item: the request.
-            is_recorded: false for probes, which must not show in metrics and logs.
+            is_recorded: false for health probes, which must not appear in metrics and logs.
 
         Raises:
-            InvalidRequest: the request cannot fit, `rid` is in flight already, or no such
-                `dp_rank`.
+            InvalidRequest: the request cannot fit, its `rid` is in flight already, or it names a
+                replica that does not exist.
             EngineNotReady: the worker is loading.
-            Overloaded: the server is draining.
+            MemoryReleased: the weights or the KV pool are released now.
+            Overloaded: the server is draining, or the images of all requests take too much memory.
         """
         if not self.accepting:
             raise Overloaded("The server is shutting down and takes no new requests.")
@@ -185,12 +189,12 @@ class EngineClient:
                         sampling,
                         max_new_tokens=max_new_tokens,
                         seed=self._new_seed() if sampling.seed is None else sampling.seed,
-                        # The scheduler knows grammars by their keys.
+                        # The scheduler gets the compiled grammar, by its key, not the text.
                         grammar=None,
                     ),
                 ),
                 cache_namespace=namespace,
-                # The prompt may have been cut to fit.
+                # The prompt may have been cut, so its embeddings are cut to the same length.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
             ),
             arrival=arrival,
@@ -199,7 +203,8 @@ class EngineClient:
         stream = StreamState(request, name, len(input_ids), arrival, link, trace, num_pixel_bytes)
         if grammar is None and not is_held:
             self.outgoing.send(stream)
-        # Only now: a request that could not be sent must not count as in flight forever.
+        # The request is registered only after it was sent: one that could not be sent would stay in
+        # flight forever.
         self._streams[request.request_id] = stream
         if is_recorded:
             self.history.begin(trace)
@@ -239,20 +244,20 @@ class EngineClient:
         return self._seed_source() if journal is None else journal.seed(self._seed_source)
 
     def admit(self, input_ids: list[int], spec: RequestSpec) -> Admitted:
-        """Fit a request into the context and the pool.
+        """Fit a request into the context length and the KV pool.
 
         Args:
             input_ids: the prompt.
-            spec: the request's parameters, checked. `max_new_tokens` may be `None` (as many as
-                fit). A number that the client set and that does not fit is refused, not cut.
+            spec: the checked parameters. A `max_new_tokens` of `None` means as many as fit. A
+                number that the client set and that does not fit is refused, not reduced.
 
         Raises:
             TooLong: the request can never fit.
-            InvalidRequest: an unknown token id, or `min_new_tokens` that cannot fit.
+            InvalidRequest: a token id is unknown, or `min_new_tokens` cannot fit.
         """
         limits, sampling = self.limits, spec.sampling
-        # The length is checked before the ids, because checking the ids of a far too long list is
-        # slow.
+        # The length is checked before the ids, because checking the ids of a list that is far too
+        # long is slow.
         check_prompt_length(len(input_ids), limits)
         input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
         packed = pack_token_ids(input_ids, limits)
@@ -315,16 +320,16 @@ class EngineClient:
         return self.grammars
 
     def with_adapter(self, adapter_id: int) -> list[StreamState]:
-        """The requests that use an adapter and have not ended."""
+        """Return the requests that use an adapter and have not ended."""
         return [s for s in self._streams.values() if s.adapter_id == adapter_id and s.is_open]
 
     def num_at_schedulers(self) -> int:
-        """Number of requests that were sent and have not ended."""
+        """Return the number of requests that were sent to a scheduler and have not ended."""
         unsent = self.outgoing.unsent
         return sum(each.is_open for key, each in self._streams.items() if key not in unsent)
 
     def is_running(self, rid: str) -> bool:
-        """Whether the tenant's request of that name is still waiting for its final chunk."""
+        """Whether a request of the current tenant named `rid` has not ended yet."""
         return (TENANT.get(), rid) in self._rids
 
     def abort(self, rid: str, *, of_all_tenants: bool = False) -> int:
@@ -342,7 +347,7 @@ class EngineClient:
         return len(ids)
 
     def abort_all(self, message: str = "Aborted") -> None:
-        """Abort everything in flight; each request reports `message`."""
+        """Abort every request in flight; each one reports `message`."""
         self.outgoing.abort(self.outgoing.unsent, message)
         self.abort_sent(message)
 
@@ -352,7 +357,7 @@ class EngineClient:
             self._broadcast(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
-        """Abort by internal id; finished ones are ignored."""
+        """Abort requests by their internal ids; ids of requests that have ended are ignored."""
         unsent = self.outgoing.unsent.intersection(request_ids)
         self.outgoing.abort(unsent, "Abort in waiting queue")
         by_link: dict[ReplicaLink, list[int]] = {}
@@ -375,7 +380,7 @@ class EngineClient:
             self.links[rank].send(WeightCall(next(self._ids), load))
 
     def forget(self, request_id: int) -> None:
-        """Drop a stream that is over or no longer read."""
+        """Drop the stream of a request that has ended, or that is no longer read."""
         self.outgoing.drop(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is None:
@@ -389,7 +394,7 @@ class EngineClient:
     # ---- called by the owner of the sockets ----
 
     def on_deltas(self, message: TextDeltas) -> None:
-        """Hand each delta to its stream."""
+        """Add each delta of a detokenizer's message to its request's stream."""
         streams, version = self._streams, self.loaded.version
         for delta in message.deltas:
             stream = streams.get(delta.request_id)
@@ -429,36 +434,36 @@ class EngineClient:
         return True
 
     def on_request_error(self, message: RequestError) -> None:
-        """Fail these requests only."""
+        """Fail the requests that the message names, and no others."""
         for request_id in message.request_ids:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.fail(HeadraceError(message.message))
 
     def stop_orphans(self, rank: int) -> None:
-        """Stop what a replica still runs after `fail_replica`; the output would not be read."""
+        """Abort everything that a replica runs, because no stream reads its output any longer."""
         self.links[rank].send(AbortAll())
 
     def interrupt(self, rank: int, why: str, *, keeps_weights: bool, counts: bool = True) -> None:
-        """Hold the streams of a replica, one of whose processes ended, or end them with an error.
+        """Handle the end of one of a replica's processes: its requests wait, or fail.
 
-        The requests go on when a process takes them; see `Outgoing.interrupt`.
+        Waiting requests go on when a process takes them; see `Outgoing.interrupt`.
 
         Args:
-            rank: the replica, which is not ready now.
-            why: a sentence for the clients of requests that end.
+            rank: number of the replica, which is not ready now.
+            why: a sentence for the clients of requests that fail.
             keeps_weights: whether the new process will have the weights that are loaded now.
-            counts: whether this is a death that a request may have caused.
+            counts: whether a request may have caused this end.
         """
         self.outgoing.interrupt(self.links[rank], why, may_resume=keeps_weights, counts=counts)
         self.calls.fail(rank, why)
 
     def resume(self) -> None:
-        """Send the requests that were held, because a replica is ready."""
+        """Send the waiting requests, because a replica is ready."""
         self.outgoing.send_waiting()
 
     def fail_all(self, message: str) -> None:
-        """End every request in flight with an error, because the engine ends."""
+        """End every request in flight with an error, because the engine stops."""
         for stream in self._streams.values():
             self.outgoing.drop(stream.request_id)
             stream.fail(EngineDead(message))

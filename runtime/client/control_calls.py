@@ -1,4 +1,4 @@
-"""Control messages: each goes to every replica, and the answers become one."""
+"""Control messages: each is sent to every replica, and the replies are merged to one."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Call:
 
 
 class ControlCalls:
-    """Control calls that wait for their answers, by id."""
+    """Sends control messages and waits for their replies, which are matched by call id."""
 
     def __init__(self, links: Sequence[ReplicaLink], ids: Iterator[int]) -> None:
-        """Send calls to the replicas of `links`; `ids` numbers them."""
+        """Prepare for calls to the replicas of `links`; `ids` gives the call ids."""
         self._links = links
         self._ids = ids
         self._options: dict[str, int] = {}
@@ -52,12 +52,15 @@ class ControlCalls:
         return reply
 
     def forget_prefixes(self) -> None:
-        """Forget which prompts may be cached, because the caches were dropped."""
+        """Forget which prompts may be cached in the replicas, because their caches were dropped."""
         for link in self._links:
             link.prefixes.clear()
 
     async def set_options(self, values: dict[str, int]) -> ControlReply:
-        """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
+        """Change options of the scheduler (see `SetOptions`).
+
+        They are stored, so that a restarted scheduler gets them again (`repeat_options`).
+        """
         reply = await self.control(lambda call_id: SetOptions(call_id, values))
         if reply.success:
             self._options |= values
@@ -66,16 +69,18 @@ class ControlCalls:
         return reply
 
     def repeat_options(self, rank: int) -> None:
-        """Send a replica's restarted scheduler the options changed in the previous one."""
+        """Send a replica's restarted scheduler the options that were changed since the start."""
         if self._options:
             self._links[rank].send(SetOptions(next(self._ids), self._options))
 
     async def control(
         self, make: Callable[[int], SchedulerInbound], timeout_s: float | None = 30.0
     ) -> ControlReply:
-        """Send the message that `make` builds around a fresh `call_id` to every replica.
+        """Send one control message to every replica and wait for all replies.
 
-        Without `timeout_s` the wait for the answers ends at the latest when the workers die.
+        Args:
+            make: makes the message from its call id.
+            timeout_s: seconds to wait; `None` to wait until all reply or a worker dies.
 
         Returns:
             One reply for all; see `merge_replies`.
@@ -96,10 +101,10 @@ class ControlCalls:
         links: Sequence[ReplicaLink],
         timeout_s: float | None,
     ) -> dict[int, ControlReply]:
-        """Do what `control` does, for some of the replicas, at least one.
+        """Send `message` to the replicas of `links`, at least one; wait as `control` does.
 
         Returns:
-            The replies, by rank.
+            Each replica's reply, by the replica's number.
         """
         done = asyncio.get_running_loop().create_future()
         call = _Call({link.rank for link in links}, done)
@@ -120,12 +125,13 @@ class ControlCalls:
     async def match_prefix(
         self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
     ) -> PrefixReport:
-        """Return how much of a prompt is cached in the replica that has the most of it.
+        """Return how much of a prompt is cached, at the replica that has the longest part of it.
 
         Args:
             input_ids: the prompt.
-            namespace: the name space, as in a request; only the tenant's own prefixes are matched.
-            images: the prompt's images; their pixels are not sent.
+            namespace: namespace of the prefix cache, as in a request. Only the tenant's own
+                prefixes are matched.
+            images: the prompt's images, matched by their digests.
 
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
@@ -145,7 +151,7 @@ class ControlCalls:
         return max(found, key=lambda report: report.num_tokens)
 
     def on_reply(self, rank: int, reply: ControlReply) -> None:
-        """Store a replica's answer; the last one completes the call."""
+        """Store a replica's reply; the last one completes the call."""
         call = self._calls.get(reply.call_id)
         if call is None or rank not in call.waiting:
             return
@@ -155,7 +161,7 @@ class ControlCalls:
             call.done.set_result(None)
 
     def fail(self, rank: int, message: str) -> None:
-        """Count the missing answers of a replica that died as failures."""
+        """Complete the calls that wait for a dead replica, with a failure for its reply."""
         for call_id in list(self._calls):
             self.on_reply(rank, ControlReply(call_id, False, message))
 
@@ -165,7 +171,8 @@ def merge_replies(replies: dict[int, ControlReply]) -> ControlReply:
     ordered = [replies[rank] for rank in sorted(replies)]
     failure = next((each for each in ordered if not each.success), None)
     if failure is None:
-        # What takes time is done when the last replica reports it.
+        # An empty message means that a replica still works on the command. One such reply is
+        # returned first: the command is finished only when all replicas are.
         return min(ordered, key=lambda reply: bool(reply.message))
     is_partial = any(each.success for each in ordered)
     return msgspec.structs.replace(failure, is_partial=is_partial)

@@ -1,4 +1,7 @@
-"""The front half of an extra: reads its request fields, bounds its size, formats its answer."""
+"""The front process's half of an extra (an output besides tokens, such as log-probabilities).
+
+It reads the extra's request fields, bounds the size of its answer, and formats the answer.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,11 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         num_prompts: prompts of the request.
-        vocab_size: the logits' width.
+        vocab_size: number of logits of a token.
         n: samples of each prompt.
-        has_tokens: whether the prompts have tokens, not embeddings.
-        offered: extras that a server option has enabled, among those that need an option.
+        has_tokens: whether the prompts are tokens; else they are embeddings.
+        offered: names of the extras that a server option has enabled. Extras that need no option
+            are not listed.
     """
 
     num_prompts: int
@@ -51,7 +55,7 @@ class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         prompt_ids: the prompt's token ids, as admitted.
         hidden_size: the model's hidden size.
-        token_text: returns a token's text.
+        token_text: returns the text of a token id.
         as_json: whether the answer will be encoded as JSON; else its lists are Python lists.
         is_shown_again: whether a later answer may repeat this one.
     """
@@ -64,31 +68,32 @@ class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExtraAnswer:
-    """One sample's answer in the native API's format; it grows with the sample's chunks.
+    """An extra's part of one sample's answer, in the native API's format.
 
-    In an answer that becomes JSON, a list that may be large is a `Pieces`.
+    It grows with the sample's chunks. If the answer becomes JSON, a list that may be large is a
+    `Pieces`, which is encoded while it is sent.
     """
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
-        """Add a chunk. With `incremental`, drop the output that was shown before."""
+        """Add a chunk. With `incremental`, first drop what an earlier answer has shown."""
         raise NotImplementedError
 
     def meta_info(self) -> dict[str, Any]:
-        """Return keys for every answer's `meta_info`; its lists are new objects."""
+        """Return the extra's keys of `meta_info`, for every answer; the lists are new objects."""
         return {}
 
     def at_end(self) -> dict[str, Any]:
-        """Return additional keys for the last answer's `meta_info`."""
+        """Return the keys that only the last answer's `meta_info` has."""
         return {}
 
 
 class FrontExtra:
-    """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
+    """Base of the object `EXTRA` in each extra's `front` module, which imports no torch or numpy.
 
     Attributes:
         needs: kind of output that the model must have for this extra.
-        field: name in the native API of the field that a refusal names.
-        advice: what to do about an answer that would be too large.
+        field: the native API's field that an error message names.
+        advice: for the error message: how to make an answer smaller that would be too large.
     """
 
     needs: ClassVar[Gives] = "tokens"
@@ -96,21 +101,30 @@ class FrontExtra:
     advice: str
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:
-        """Read what each prompt's samples request from the extra's fields of a `/generate` body.
+        """Read the extra's fields of a `/generate` body.
+
+        Args:
+            body: the decoded body.
+            asked: what else of the request matters.
 
         Returns:
-            One entry for each prompt, or `None` when no prompt requests the extra.
+            What the samples of each prompt request, one entry for each prompt. `None` if no prompt
+            requests the extra.
 
         Raises:
-            InvalidRequest: a value out of range, or a list of the wrong length.
+            InvalidRequest: a value is out of range, or a list has the wrong length.
         """
         raise NotImplementedError
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:
-        """Make the checks that need the prompt's length.
+        """Make the checks that need the length of the prompt.
+
+        Args:
+            spec: what a sample requests.
+            num_prompt: number of the prompt's tokens.
 
         Raises:
-            InvalidRequest: a position outside the prompt.
+            InvalidRequest: a requested position is outside the prompt.
         """
 
     def num_numbers(
@@ -120,40 +134,44 @@ class FrontExtra:
         num_output: int,  # noqa: ARG002
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Return how many four-byte numbers the answer may have, besides one per output token."""
+        """Return how many four-byte numbers this extra may add to a sample's answer."""
         return 0
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
-        """Return an empty answer."""
+        """Return an empty answer of this extra for a sample."""
         raise NotImplementedError
 
 
 @cache
 def front_extras() -> list[FrontExtra]:
-    """Return every extra's front half, in the order of the table."""
+    """Return the front half of every extra, in the order of `EXTRAS`."""
     return [front_extra(name) for name in EXTRAS]
 
 
 @cache
 def front_extra(name: str) -> FrontExtra:
-    """Return one extra's front half."""
+    """Return the front half of the extra `name`."""
     return cast("FrontExtra", load_half(name, "front"))
 
 
 def check_extras(extras: Sequence[ExtraSpec], num_prompt: int) -> None:
-    """Check all extras of an admitted request; see `FrontExtra.check`."""
+    """Call `FrontExtra.check` for each extra of an admitted request."""
     for spec in extras:
         front_extra(spec.name).check(spec, num_prompt)
 
 
 def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
-    """Refuse extras that the model does not give.
+    """Refuse a request for outputs that the model's kind does not give.
+
+    Args:
+        extras: the requested extras; none of them means that the request is for tokens.
+        limits: the engine's bounds, which include the model's kind.
 
     Raises:
         InvalidRequest: the request is for another kind of model.
     """
     wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
-    # Scores are requested in the same way as vectors are.
+    # A model that gives scores is asked by the same extra as one that gives vectors.
     if wanted != {"tokens" if limits.gives == "tokens" else "vectors"}:
         raise InvalidRequest(_OTHER_KIND[limits.gives])
 

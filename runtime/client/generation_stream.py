@@ -1,4 +1,4 @@
-"""One sample: its request, and the stream of its output."""
+"""The stream of one sample's output, and the sample's request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runtime.ipc.messages import BeginTimes, FinishReason, GenerateRequest
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 
-# How a request ended: a finish reason, an error, or a reader that left.
+# How a request ended: by a finish reason, by an error, or because its reader stopped reading.
 Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 
 @dataclass
 class GenerationInput:
-    """One sample to generate, as endpoints pass it to the client.
+    """One sample to generate, as endpoints pass it to `EngineClient.generate`.
 
     Attributes:
         input_ids: the prompt's token ids.
@@ -41,9 +41,11 @@ class GenerationChunk:
         token_ids: new tokens.
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: counts of the whole request, the same in every chunk.
-        num_retractions: times the request was retracted and recomputed, known with the last chunk.
-        extras: reports of extras, in order, which each extra's own code reads. After a stop string,
-            some may be about tokens after the last of `token_ids`.
+        num_retractions: how often the request was retracted, that is, lost its pages and was
+            recomputed; known with the last chunk.
+        extras: data of the requested extras, in order; each extra's own code reads its blocks. If a
+            stop string ended the output, some data may belong to tokens after the last of
+            `token_ids`.
         weight_version: label of the weights that were loaded when the newest token was sampled.
         times: when the request left the queue and when it had its first token.
     """
@@ -59,19 +61,19 @@ class GenerationChunk:
     times: BeginTimes | None = None
 
     def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
-        """Return one extra's blocks about the prompt, or about the output."""
+        """Return the data of one extra, either about the prompt or about the output."""
         return [
             block for block in self.extras if block.extra == extra and block.is_input == is_input
         ]
 
     def unsent_ids(self, extra: str) -> list[int]:
-        """Return the token that an extra reports about if the request generates no token."""
+        """Return the predicted next token that `extra` reports for a request without output."""
         blocks = self.blocks(extra, is_input=False)
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 
 
 class Wake:
-    """An event for the one reader of a stream. It is set while there is unread output.
+    """An event for the only reader of a stream, set while there is unread output.
 
     Attributes:
         is_set: whether there is unread output.
@@ -95,26 +97,25 @@ class Wake:
             self.listener()
 
     def until_set(self) -> asyncio.Future[None]:
-        """The future that the reader awaits while the event is not set."""
+        """Return a new future that `set` completes; call it only while the event is not set."""
         self._waiting = asyncio.get_running_loop().create_future()
         return self._waiting
 
 
 @dataclass(slots=True)
 class StreamState:
-    """Unread output of a request in flight; private to the client.
+    """A request in flight and its unread output; only the client and the stream use it.
 
     Attributes:
-        request: the message that was sent, or will be; its id changes when another process takes
-            the request over.
+        request: the message to the scheduler. Its id changes when another process takes the
+            request over.
         name: the tenant, and the request's `rid`.
-        grammar: key and compiled form; `None` for free text.
+        grammar: key and compiled form of the constraint; `None` if the output is not constrained.
         sent_ids: int32 bytes, all output tokens that have arrived here, read or not.
-        num_shown: characters of text that arrived with those tokens.
+        num_shown: number of characters that arrived with those tokens.
         is_resumed: whether a process that ran the request has died.
         num_deaths: how many processes died while they ran the request.
-        held_since: `time.monotonic()` of the latest such death, while no new output has arrived;
-            else 0.
+        held_since: `time.monotonic()` of the latest such death; 0 once new output has arrived.
     """
 
     request: GenerateRequest
@@ -132,8 +133,8 @@ class StreamState:
     held_since: float = 0.0
     cached_tokens: int = 0
     num_retractions: int = 0
-    # Unread deltas. A reader that falls behind gets them joined, so memory is bounded by the size
-    # of the text.
+    # Unread output. It is joined until it is read, so a slow reader costs no more memory than the
+    # text itself.
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     extras: list[ExtraBlock] = field(default_factory=list)
@@ -145,12 +146,12 @@ class StreamState:
 
     @property
     def request_id(self) -> int:
-        """The id of the request."""
+        """The engine's id of the request."""
         return self.request.request_id
 
     @property
     def adapter_id(self) -> int:
-        """The id of the request's adapter; see `RowSpec`."""
+        """The id of the request's adapter, 0 for none."""
         return self.request.spec.row.adapter_id
 
     @property
@@ -175,14 +176,14 @@ class StreamState:
 
 
 class StreamOwner(Protocol):
-    """The interface of the client that a stream uses."""
+    """The methods of `EngineClient` that a stream calls."""
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort requests by their internal ids."""
         ...
 
     def forget(self, request_id: int) -> None:
-        """Drop a stream that is over or no longer read."""
+        """Drop the stream of a request that has ended, or that is no longer read."""
         ...
 
 
@@ -190,19 +191,19 @@ class StreamReader(Protocol):
     """An observer of the chunks that are read from a stream."""
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Note that a chunk was read."""
+        """Handle a chunk that was read."""
         ...
 
     def end(self, outcome: Outcome) -> None:
-        """Note that the stream has ended; called once."""
+        """Handle the end of the stream; called once."""
         ...
 
 
 class GenerationStream:
-    """An async iterator of chunks; leaving it early aborts the request.
+    """An async iterator of a sample's chunks. Closing it early aborts the request.
 
     Attributes:
-        turn: the request's turn in a session; tokens read here are added to it.
+        turn: the request's place in a session; tokens that are read here are added to it.
         recording: the record of the request's costs; `None` if the request is not recorded.
         journal: what another server would need to go on; `None` if there is no other.
     """
@@ -212,7 +213,7 @@ class GenerationStream:
     journal: StreamReader | None = None
 
     def __init__(self, client: StreamOwner, stream: StreamState) -> None:
-        """Only `EngineClient.generate` makes streams."""
+        """Read from `stream`; only `EngineClient.generate` calls this."""
         self._client = client
         self._stream = stream
         self._done = False
@@ -229,16 +230,16 @@ class GenerationStream:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt, as admitted."""
+        """Number of tokens of the prompt, as admitted."""
         return self._stream.prompt_tokens
 
     @property
     def dp_rank(self) -> int:
-        """The replica that runs the request."""
+        """Number of the replica that runs the request."""
         return self._stream.link.rank
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever a chunk can be read, and at once if one is unread already."""
+        """Call `listener` whenever a chunk can be read, and at once if one can be read already."""
         self._stream.wake.listener = listener
         if self._stream.wake.is_set:
             listener()
@@ -303,15 +304,15 @@ class GenerationStream:
             self.journal.end(outcome)
 
     def take_back(self) -> None:
-        """Close the stream and remove the request from its session."""
+        """Undo the admission: close the stream and remove the request from its session."""
         self.close()
         if self.turn is not None:
             self.turn.session.forget(self.turn)
 
 
 def _refusal(reason: FinishReason) -> HeadraceError | None:
-    # Refusals by the scheduler have a status code. An abort by a caller has none, and its text is
-    # kept.
+    # A refusal by the scheduler has a status code and becomes an error. An abort by a caller has no
+    # status code and ends the stream normally.
     if reason.status_code is None:
         return None
     message = reason.message or "The request was refused."

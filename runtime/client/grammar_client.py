@@ -1,4 +1,4 @@
-"""The front's side of structured output: checks grammars and caches their compiled forms."""
+"""The front's side of structured output: sends constraints to the compiler, caches the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KILLED_WITH_IT = "The process that compiles grammars died; please send the requ
 
 
 def grammar_key(spec: GrammarSpec) -> bytes:
-    """Return the key of a constraint: a digest of its content."""
+    """Return the key of a constraint in caches: a hash of its content."""
     text = spec.text.encode("utf-8", "surrogatepass")
     form = f"{spec.kind}\0{spec.shows_special:d}"
     return hashlib.sha256(form.encode() + text).digest()
@@ -57,11 +57,11 @@ class GrammarCompiler:
     """
 
     def __init__(self, config: GrammarConfig, context: zmq.Context[Any]) -> None:
-        """Prepare; the child is not started yet."""
+        """Prepare without starting the child process."""
         self._config = config
         self._context = context
-        # The child's reply for each constraint. Refusals are kept too, so a costly constraint costs
-        # its time only once.
+        # The child's reply for each constraint. Refusals are kept too, so a constraint that is
+        # slow to refuse costs its time only once.
         self._known: ByteCache[GrammarReply] = ByteCache(config.cache_bytes)
         self._calls: dict[int, _Call] = {}
         self._by_key: dict[bytes, asyncio.Future[bytes]] = {}
@@ -70,18 +70,18 @@ class GrammarCompiler:
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        # The reason why no constraint can be compiled; empty if they can.
+        # The reason why no constraint can be compiled; empty if constraints can be compiled.
         self._unavailable = ""
         self.num_restarts = 0
 
     @property
     def num_waiting(self) -> int:
-        """Number of constraints that are being compiled."""
+        """Number of constraints that are being compiled or wait for it."""
         return len(self._calls)
 
     @property
     def pid(self) -> int | None:
-        """The living child's process id."""
+        """The process id of the child; `None` if it does not run."""
         return self._child.pid if self._child is not None and self._child.is_alive else None
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class GrammarCompiler:
             self._outbox.send(call.message)
 
     def on_reply(self, reply: GrammarInbound) -> None:
-        """Handle the child's reply."""
+        """Handle a reply of the child: complete the waiting futures."""
         if isinstance(reply, GrammarsUnavailable):
             self._give_up(reply.reason)
             return
@@ -169,8 +169,8 @@ class GrammarCompiler:
             self._outbox.close()
         self._child = None
         if code == 0:
-            # The child found that it cannot compile any constraint. Its message may not have
-            # arrived yet.
+            # Exit code 0 means that the child cannot compile any constraint for this model. Its
+            # message about it may not have arrived yet.
             return
         logger.error("The grammar process ended with code %d; starting it again.", code)
         self.num_restarts += 1
@@ -181,8 +181,8 @@ class GrammarCompiler:
                 del self._calls[call_id]
                 self._by_key.pop(call.key, None)
                 _fail(call.future, EngineDead(_KILLED_WITH_IT))
-        # If no request waits, the next constraint starts the child. So a child that cannot start is
-        # not retried forever.
+        # Without waiting requests the child is not started here but by the next constraint, so a
+        # child that cannot start is not retried forever.
         if self._calls:
             self.start()
             for call in self._calls.values():
@@ -217,5 +217,5 @@ def _settle(future: asyncio.Future[bytes], reply: GrammarReply) -> None:
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # This marks the exception as retrieved: the request that waited may be gone.
+        # Retrieving the exception keeps asyncio from logging it if the waiting request is gone.
         future.exception()

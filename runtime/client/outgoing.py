@@ -1,9 +1,9 @@
-"""Requests that are admitted and not at a scheduler, and how they get there.
+"""Requests that are admitted and not at a scheduler, and how they are sent.
 
-A request waits here while its grammar compiles, the gate is closed, or no process takes it. The
-requests of a process that dies come back here. Once a process takes such a request, it goes on from
-the tokens that its reader has, as a retracted request does: sampling depends on the seed and the
-position alone.
+A request waits here while its grammar compiles, while the gate is closed, or while no process takes
+it. The requests of a process that dies come back here. A new process continues such a request after
+the tokens that have arrived. The output is the one that the dead process would have given, because
+sampling depends only on the seed and the position.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class Outgoing:
-    """Sends requests, now or later, and again after their process died.
+    """Sends requests, at once or later, and again if their process died.
 
     Attributes:
         gate: keeps requests back while weights change or generation is paused.
         streams: every stream in flight, by the id of its request; shared with the client.
-        num_resumed: requests that went on in another process.
-        on_pause: receives how long a resumed request had no process, in seconds.
+        num_resumed: number of times that a request went on in another process.
+        on_pause: called with the seconds that a resumed request had no process.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Outgoing:
         max_resumes: int,
         history: RequestHistory,
     ) -> None:
-        """Send the requests of `streams`.
+        """Prepare to send the requests of `streams`.
 
         Args:
             streams: every stream in flight; see the attribute.
-            router: chooses another replica for a request whose own one is away.
+            router: chooses another replica if a request's own replica takes no requests.
             new_id: returns an unused request id.
-            max_resumes: deaths that a request survives; the next one ends it.
-            history: gets the names of requests that go on in another process.
+            max_resumes: how many deaths of its process a request survives; the next one ends it.
+            history: records the new ids of requests that go on in another process.
         """
         self.gate = RequestGate()
         self.streams = streams
@@ -70,20 +70,20 @@ class Outgoing:
 
     @property
     def num_compiling(self) -> int:
-        """Requests that wait for their grammar."""
+        """Number of requests that wait for their grammar."""
         return len(self._compiling)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a process."""
+        """Number of requests that wait for a process."""
         return len(self._waiting)
 
     def num_compiling_for(self, link: ReplicaLink) -> int:
-        """Requests that wait for their grammar and will run on a replica."""
+        """Return the number of requests for the replica `link` that wait for their grammar."""
         return sum(self.streams[each].link is link for each in self._compiling)
 
     def num_held_for(self, link: ReplicaLink) -> int:
-        """Requests for a replica that wait at the gate."""
+        """Return the number of requests for the replica `link` that wait at the gate."""
         return sum(self.streams[each].link is link for each in self.gate.held())
 
     @property
@@ -126,7 +126,7 @@ class Outgoing:
 
     def _compiled(self, stream: StreamState, key: bytes, done: asyncio.Future[bytes]) -> None:
         if stream.request.request_id not in self._compiling:
-            # Aborted, or no longer read.
+            # The request was aborted, or its stream was closed.
             return
         self._compiling.discard(stream.request.request_id)
         error = done.exception()
@@ -138,11 +138,12 @@ class Outgoing:
             )
             return
         stream.grammar = key, done.result()
-        # The link's copy of the scheduler's cache must see grammars in the order they are sent.
+        # Grammars must be sent in the same order in which `link` notes them, because its notes copy
+        # the scheduler's cache.
         self.send(stream)
 
     def send(self, stream: StreamState) -> None:
-        """Send a request now, when the gate opens, or when a process takes it."""
+        """Send a request now. If that is not possible, it waits for the gate or for a process."""
         request = stream.request
         self._waiting.pop(request.request_id, None)
         if self.gate.is_closed:
@@ -167,7 +168,7 @@ class Outgoing:
             stream.link.send_with_grammar(request, *stream.grammar)
 
     def _move(self, stream: StreamState) -> bool:
-        """Take another replica if one is ready and the caller named none."""
+        """Give a request to another replica if one is ready and the caller did not choose one."""
         spec = stream.request.spec
         if spec.dp_rank is not None or not self._router.has_ready:
             return False
@@ -187,7 +188,7 @@ class Outgoing:
         self.gate.drop(request_id)
 
     def abort(self, request_ids: Iterable[int], message: str) -> None:
-        """End requests that wait here."""
+        """End requests that wait here, with `message` as the reason."""
         for request_id in request_ids:
             self.drop(request_id)
             stream = self.streams.get(request_id)
@@ -198,16 +199,16 @@ class Outgoing:
     # ---- deaths ----
 
     def interrupt(self, link: ReplicaLink, why: str, *, may_resume: bool, counts: bool) -> None:
-        """Take back what a replica runs, because one of its processes ended.
+        """Take back the requests of a replica, because one of its processes ended.
 
-        Each request goes on under a new id, so the dead process's last messages, which may still
-        arrive, are about no request.
+        Each request gets a new id. Late messages of the dead process have the old id, so they are
+        ignored.
 
         Args:
             link: the replica, which takes no requests now.
             why: a sentence for the clients of requests that end.
-            may_resume: whether a new process continues the outputs as the old one would have.
-            counts: whether this is a death that a request may have caused.
+            may_resume: whether a new process would continue the outputs as the old one would have.
+            counts: whether a request may have caused this end.
         """
         unsent = self._compiling | self._repeating | self.gate.held()
         mine = [each for each in self.streams.values() if each.link is link and each.is_open]
@@ -236,17 +237,17 @@ class Outgoing:
         self.num_resumed += 1
 
     def send_waiting(self) -> None:
-        """Send the requests that a process takes now, in the order of their arrival."""
+        """Send the waiting requests that some process takes now, in the order of their arrival."""
         for stream in sorted(self._waiting.values(), key=lambda each: each.arrival):
             try:
                 self.send(stream)
             except Exception:
-                # The others must not wait for it.
+                # An error of one request must not keep the others waiting.
                 logger.exception("A held request could not be sent")
                 stream.fail(HeadraceError("The request could not be sent to the worker."))
 
     def went_on(self, stream: StreamState) -> None:
-        """Note that a resumed request has new output."""
+        """Record that the first output after a resumption has arrived."""
         self.on_pause(time.monotonic() - stream.held_since)
         stream.held_since = 0.0
 

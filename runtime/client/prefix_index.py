@@ -1,8 +1,9 @@
 """Estimates which prefixes a replica has cached, from hashes of the prompts that were sent there.
 
-The estimate is used only for routing: if it is wrong, a prompt is computed again. So hashes may
-collide, and the replica does not report evictions. The index evicts by the same rule as the
-replica, least recently used first, once it covers as many tokens as the replica's pool holds.
+The estimate is used only for routing. If it is wrong, a prompt is computed again, so collisions of
+hashes are harmless and the replica need not report evictions. The index evicts by the same rule as
+the replica, least recently used first, once it covers as many tokens as the replica's KV pool
+holds.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Sequence
 from runtime.requests.image_input import ImageInput
 
 _BYTES_PER_ID = 4
-# Blocks are small at the start, where short prompts differ. They are large after it, so that
-# hashing 100,000 tokens is cheap.
+# Tokens of a block at the start of a prompt, where short prompts differ; number of such blocks; and
+# tokens of every later block. Large blocks make hashing 100,000 tokens cheap.
 _FINE_BLOCK, _NUM_FINE, _COARSE_BLOCK = 16, 32, 128
-# 64 Ki entries or less: about 8 MB.
+# The most tokens of an index. It then has at most 64 Ki entries, about 8 MB.
 MAX_TOKENS = 1 << 20
 
 
 def block_len(index: int) -> int:
-    """Return the length of a prompt's block number `index`, tokens."""
+    """Return the number of tokens of block `index` of a prompt."""
     return _FINE_BLOCK if index < _NUM_FINE else _COARSE_BLOCK
 
 
@@ -29,10 +30,10 @@ def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput]
     """Return a hash for each whole block of a prompt, over all tokens up to the block's end.
 
     Args:
-        input_ids: int32 bytes. The last token is not hashed: it is always computed.
-        namespace: prompts of different namespaces share no hash.
-        images: the prompt's images. They are hashed because the placeholder tokens of all images
-            are equal.
+        input_ids: int32 bytes. The last token is left out, because it is always computed.
+        namespace: namespace of the prefix cache; prompts of different namespaces share no hash.
+        images: the prompt's images. Their digests replace their placeholder tokens, which are the
+            same for all images.
     """
     if images:
         input_ids = _with_digests(input_ids, images)
@@ -57,10 +58,10 @@ def _with_digests(input_ids: bytes, images: Sequence[ImageInput]) -> bytes:
 
 
 class PrefixIndex:
-    """The prefixes that were sent to one replica."""
+    """Estimate of the prefixes that one replica has cached."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        """Cover at most `max_tokens`."""
+        """Start empty; cover at most `max_tokens` tokens."""
         self.max_tokens = max_tokens
         self._num_tokens = 0
         self._blocks: OrderedDict[int, int] = OrderedDict()
@@ -69,7 +70,11 @@ class PrefixIndex:
         return len(self._blocks)
 
     def matched_tokens(self, hashes: list[int]) -> int:
-        """Return how many first tokens of a prompt with these `hashes` are probably cached."""
+        """Return how many tokens at the start of a prompt are probably cached.
+
+        Args:
+            hashes: the prompt's hashes, from `prefix_hashes`.
+        """
         matched = 0
         for value in hashes:
             size = self._blocks.get(value)
@@ -79,8 +84,13 @@ class PrefixIndex:
         return matched
 
     def add(self, hashes: list[int]) -> None:
-        """Add a prompt that was sent, and evict the least recently used ends of prompts."""
-        # The start is added last, as the most recent, so ends are evicted before it.
+        """Add a prompt that was sent; evict the least recently used blocks if there are too many.
+
+        Args:
+            hashes: the prompt's hashes, from `prefix_hashes`.
+        """
+        # The first block is added last, as the most recently used, so that blocks at the ends of
+        # prompts are evicted before the blocks that they continue.
         for index in range(len(hashes) - 1, -1, -1):
             value = hashes[index]
             self._num_tokens -= self._blocks.pop(value, 0)

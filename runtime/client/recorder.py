@@ -1,7 +1,7 @@
-"""Records the times and tokens of each request as the client sees them, for sinks.
+"""Records the times and tokens of each request, for metrics and for the request log.
 
-While the client has sinks it records every request, so endpoints need no code for metrics or for
-the request log.
+The client makes a record of every request if a sink (a receiver of records) is registered, so
+endpoints need no code for it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from runtime.requests.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, from its arrival to its last chunk; times are `time.monotonic()`.
+    """One request, from its arrival to its last chunk. Times are `time.monotonic()`, seconds.
 
     Attributes:
-        input_ids, sampling: the prompt's ids and the sampling parameters as requested; no ids if
-            embeddings were sent.
+        input_ids: the prompt's ids; empty if embeddings were sent.
+        sampling: the sampling parameters as requested.
         admitted_at: when the request left the queue; `None` if it never did.
-        first_token_at: when the first token was read here, or, if the answer is not streamed, when
-            it was generated.
+        first_token_at: when the first token was read here. If the answer is not streamed, when the
+            token was generated.
         outcome: how the request ended; `disconnect` if it was not read to the end.
-        token_gaps: (seconds, tokens) for each chunk after the first.
+        token_gaps: for each chunk after the first, the seconds since the previous chunk and the
+            number of its tokens.
         text: pieces of the output, if the client keeps them.
         context: the HTTP request that this request belongs to, if any.
     """
@@ -59,7 +60,7 @@ class RequestRecord:
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each completed stage, under SGLang's names."""
+        """Return the seconds of each completed stage, by SGLang's names of the stages."""
         seconds = {}
         if self.admitted_at is not None:
             seconds["prefill_waiting"] = self.admitted_at - self.started_at
@@ -69,7 +70,7 @@ class RequestRecord:
         return seconds
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Count a chunk's tokens and note when they arrived."""
+        """Count a chunk's tokens and record when they arrived."""
         now = time.monotonic()
         num_tokens = len(chunk.token_ids)
         self.prompt_tokens = chunk.prompt_tokens
@@ -82,7 +83,7 @@ class RequestRecord:
         if self.first_token_at is None:
             self.first_token_at = now
             if times is not None and not self.is_streaming:
-                # This is the only chunk, and its first token was generated long before.
+                # The whole answer is one chunk, whose first token was generated long before.
                 self.first_token_at = times.first_token_at
         else:
             self.token_gaps.append((now - self.last_token_at, num_tokens))
@@ -94,7 +95,7 @@ RecordSink = Callable[[RequestRecord], None]
 
 
 class Recording:
-    """Keeps the record of one stream and hands it to `sinks` at the end."""
+    """Keeps the record of one stream, and passes it to the sinks when the stream ends."""
 
     def __init__(
         self,
@@ -104,13 +105,13 @@ class Recording:
         *,
         keeps_text: bool,
     ) -> None:
-        """Begin the record of `item`, which was taken at `started_at`."""
+        """Begin the record of `item`, which arrived at `started_at` (`time.monotonic()`)."""
         self._record = RequestRecord(
             rid=item.spec.rid,
             is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
             started_at=started_at,
-            # With embeddings, the ids have no meaning.
+            # With embeddings, the ids are only placeholders.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,
             context=REQUEST.get(),

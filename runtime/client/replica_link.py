@@ -21,13 +21,14 @@ class ReplicaLink:
 
     Attributes:
         rank: the replica's number, from 0.
-        ready: whether it takes requests.
-        num_in_flight: requests sent there that have not had their final chunk yet.
-        num_prompt_tokens: prompt tokens of those requests together.
-        prefixes: estimate of the prefixes in its cache.
-        num_rows: number of requests that it runs at a time.
+        ready: whether the replica takes requests.
+        num_in_flight: number of requests sent there whose final chunk has not been read.
+        num_prompt_tokens: number of prompt tokens of those requests together.
+        prefixes: estimate of the prefixes that the replica has cached.
+        num_rows: number of requests that the replica runs at a time.
         max_queued: number of requests that may wait there; `None` for any number.
-        send: sends a message to its scheduler; before the first `connect` it drops the message.
+        send: sends a message to the replica's scheduler. Before the first `connect`, it drops the
+            message.
     """
 
     def __init__(self, rank: int) -> None:
@@ -39,13 +40,13 @@ class ReplicaLink:
         self.prefixes = PrefixIndex()
         self.num_rows = 1
         self.max_queued: int | None = None
-        # A copy of the keys in the scheduler's grammar cache, updated in the same order.
+        # The keys that the scheduler's grammar cache has. Both are updated in the same order.
         self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
         self.send: Callable[[SchedulerInbound], None] = _drop
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request would be accepted."""
+        """Whether the replica would accept one more request."""
         return self.max_queued is None or self.num_in_flight < self.num_rows + self.max_queued
 
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
@@ -55,7 +56,7 @@ class ReplicaLink:
         self.prefixes.clear()
 
     def send_with_grammar(self, request: GenerateRequest, key: bytes, payload: bytes) -> None:
-        """Send a constrained request; add its compiled grammar unless the scheduler has it."""
+        """Send a request with a grammar; leave out the compiled form if the scheduler has it."""
         is_there = self._grammars.get(key) is not None
         if not is_there:
             self._grammars.put(key, True, loaded_size(payload))

@@ -8,36 +8,44 @@ from runtime.client.prefix_index import prefix_hashes
 from runtime.client.replica_link import ReplicaLink
 from runtime.requests.image_input import ImageInput
 
-# Cost of one more request in flight, in prompt tokens. A GPU computes about as many tokens in the
-# time in which it reads the weights once for a decode step.
+# Cost of one more request in flight, in prompt tokens. A decode step must read all weights once; in
+# that time a GPU could compute about this many prompt tokens.
 TOKENS_PER_REQUEST = 128
-# A cached prefix of any length outweighs at most this many requests in flight, and at most half the
-# rows of the running batch. So it never sends a request to a queue while another replica is idle.
+# A replica is not chosen for its cached prefix if it has this many more requests in flight than the
+# least loaded one, or more by half the rows of its running batch. So no request is queued for its
+# prefix while another replica is idle.
 MAX_SURPLUS = 32
 
 
 class Router:
-    """Chooses among the replicas that take requests; equals take turns.
+    """Chooses a replica for each request, among those that take requests.
 
-    - `cache_aware`: the cost of a replica is the prompt tokens that it would have to compute plus
-      `TOKENS_PER_REQUEST` for each request in flight there; the lowest cost wins. So a longer
-      cached prefix attracts a request and a higher load repels it. Replicas with too many more
-      requests than the least loaded one (`MAX_SURPLUS`) are excluded. Cached prefixes are estimated
-      from the prompts that were sent (`PrefixIndex`). Source: the cost is that of NVIDIA Dynamo's
-      KV router (prefill blocks plus active blocks), the bound on imbalance that of SGLang's router
-      (`balance_abs_threshold`).
-    - `total_requests`: the fewest requests in flight.
-    - `total_tokens`: the fewest prompt tokens in flight.
-    - `round_robin`: one after the other.
+    The methods are:
 
-    A replica whose queue is full is skipped while another one has room.
+    - `cache_aware`: the replica with the lowest cost. The cost is the number of prompt tokens that
+      the replica would have to compute, plus `TOKENS_PER_REQUEST` for each of its requests in
+      flight. So a longer cached prefix lowers the cost, and a higher load raises it. Replicas with
+      too many more requests than the least loaded one (`MAX_SURPLUS`) are excluded. Cached prefixes
+      are estimated from the prompts that were sent (`PrefixIndex`). Source: the cost is that of
+      NVIDIA Dynamo's KV router (prefill blocks plus active blocks), the bound on imbalance that of
+      SGLang's router (`balance_abs_threshold`).
+    - `total_requests`: the replica with the fewest requests in flight.
+    - `total_tokens`: the replica with the fewest prompt tokens in flight.
+    - `round_robin`: one replica after the other.
+
+    Replicas of equal cost take turns. A replica whose queue is full is skipped if another one has
+    room.
     """
 
     def __init__(self, links: Sequence[ReplicaLink], method: str = "cache_aware") -> None:
-        """Choose among `links` by `method`, a name that the class describes.
+        """Prepare to choose among `links`.
+
+        Args:
+            links: all replicas.
+            method: one of the methods that the class describes.
 
         Raises:
-            KeyError: no such method.
+            KeyError: `method` is unknown.
         """
         self._links = links
         self._turn = 0
@@ -62,12 +70,12 @@ class Router:
         rank: int | None = None,
         images: Sequence[ImageInput] = (),
     ) -> ReplicaLink:
-        """Return `rank`, or the best replica that is ready; at least one must be ready.
+        """Return the replica for a request, and note that the replica will cache its prompt.
 
         Args:
             input_ids: the prompt's ids, int32 bytes.
             namespace: namespace of the prefix cache.
-            rank: the replica that the caller chose; `None` for any.
+            rank: number of the replica that the caller chose; `None` for any.
             images: images of the prompt.
         """
         if len(self._links) == 1:
@@ -76,7 +84,7 @@ class Router:
         if rank is not None:
             link = self._links[rank]
         else:
-            # None is ready while the only one is replaced.
+            # No replica is ready while the only one is being replaced.
             ready = [each for each in self._links if each.ready] or list(self._links)
             link = self._best([each for each in ready if each.has_room] or ready, hashes)
         link.prefixes.add(hashes)
@@ -102,5 +110,5 @@ class Router:
 
 
 def wanted_rank(*ranks: int | None) -> int | None:
-    """Return the replica that a request names in one of several fields; -1 names none."""
+    """Return the first replica number that is given; `None` if all are `None` or -1 (any)."""
     return next((rank for rank in ranks if rank is not None and rank != -1), None)

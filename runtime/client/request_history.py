@@ -1,4 +1,4 @@
-"""Keeps what happened to the last requests: the front's times, joined with the worker's times."""
+"""Keeps the times of the last requests: those of the front process joined with the worker's."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from runtime.ipc.time_messages import WorkerTimes
 from runtime.requests.arrival import ARRIVAL, Arrival
 
 MAX_KEPT = 10_000
-# Tokens on either side of the place where a prompt leaves the cache.
+# Number of tokens that are kept on either side of the position where a prompt leaves the cache.
 SHOWN_TOKENS = 16
 _ID_BYTES = 4
-# Requests whose worker has not told its times yet; their prompts are kept until then.
+# Number of ended requests whose prompts are kept because the worker has not reported its times yet.
 _MAX_UNTOLD = 256
-# Bound on the system messages that are kept, characters.
+# The most characters of system messages that are kept.
 _MAX_SYSTEM_CHARS = 2**22
 
-# Why an admitted request is not sent to a scheduler. `disk` is an update of the weights from files.
+# Why an admitted request is not sent to a scheduler yet. `disk`: weights are updated from files.
 Hold = Literal["grammar", "process", "restart", "disk", "update", "session", "pause"]
 
 
 class RequestTrace:
-    """One request to the engine; times are `time.monotonic()`, 0 for what has not happened.
+    """The times of one request. They are `time.monotonic()`, or 0 for what has not happened.
 
     Attributes:
         name: the tenant, and the request's `rid`.
-        arrival: when the HTTP request arrived, if there was one.
+        arrival: times of the HTTP request, if there was one.
         request_id: the engine's id; it changes when another process takes the request over.
         admitted_at: when the client took the request.
         held_s: seconds that the request was held before it was sent, by reason.
         sent_at: when the request was last sent to a scheduler.
-        lost_s: seconds at processes that died.
+        lost_s: seconds that the request spent in processes that died.
         num_resumes: number of processes that died while they ran the request.
         first_token_at: when the detokenizer got the first token.
-        first_at, finished_at: when the first and the last text arrived.
+        first_at, finished_at: when the first and the last text arrived here.
         outcome: how the request ended; empty while it runs.
-        worker: times of the last process; `None` until that process has told them.
-        break_ids: int32 bytes, tokens around the place where the prompt left the cache.
-        num_before: how many of those tokens are before that place.
+        worker: times in the last worker process; `None` until it has reported them.
+        break_ids: int32 bytes, tokens around the position where the prompt left the cache.
+        num_before: how many of those tokens are before that position.
         system: key of the request's system message in `RequestHistory`; 0 for none.
-        system_text: text of the system message, which is kept as long as the prompt's tokens.
+        system_text: text of the system message, kept until the worker has reported its times.
     """
 
     __slots__ = (
@@ -70,16 +70,16 @@ class RequestTrace:
         self.num_resumes = 0
         self.outcome = ""
         self.worker: WorkerTimes | None = None
-        # Embeddings have no text.
+        # With embeddings, the ids are only placeholders.
         self._ids = b"" if request.spec.input_embeds else request.input_ids
         self.break_ids = b""
         self.num_before = 0
         self.system = 0
-        # The arrival drops its own once the response is complete.
+        # The text is copied here, because the arrival drops its own copy after the response.
         self.system_text = "" if self.arrival is None else self.arrival.system
 
     def hold(self, reason: Hold) -> None:
-        """Note that the request waits because of `reason`."""
+        """Record that the request waits from now on because of `reason`."""
         self._let_go()
         self._held = reason, time.monotonic()
 
@@ -90,30 +90,30 @@ class RequestTrace:
             self._held = None
 
     def sent(self) -> None:
-        """Note that a scheduler gets the request."""
+        """Record that the request is sent to a scheduler now."""
         self._let_go()
         self.sent_at = time.monotonic()
 
     def resume(self, request_id: int) -> None:
-        """Note that the request's process died; it goes on as `request_id`."""
+        """Record that the request's process died, and that it goes on under the id `request_id`."""
         self.request_id = request_id
         self.num_resumes += 1
         self.lost_s += time.monotonic() - self.sent_at
         self.hold("restart")
 
     def began(self, times: BeginTimes) -> None:
-        """Note that the first text has arrived."""
+        """Record that the first text has arrived."""
         self.first_at = self.first_at or time.monotonic()
         self.first_token_at = self.first_token_at or times.first_token_at
 
     def end(self, output_ids: bytes | bytearray) -> None:
-        """Note that the request has ended; `output_ids` is int32 bytes."""
+        """Record that the request has ended; `output_ids` are its output tokens, int32 bytes."""
         self._let_go()
         self.num_output = len(output_ids) // _ID_BYTES
         self.finished_at = self.finished_at or time.monotonic()
 
     def tell(self, times: WorkerTimes) -> None:
-        """Join the times that the worker reports; the prompt is not needed any longer."""
+        """Store the times that the worker reports, and the tokens around the cache break."""
         self.worker = times
         if times.prefix is not None:
             first = max(times.prefix.index - SHOWN_TOKENS, 0)
@@ -122,7 +122,7 @@ class RequestTrace:
             self.break_ids = self._ids[_ID_BYTES * first : _ID_BYTES * end]
 
     def forget_prompt(self) -> None:
-        """Let the prompt's tokens and its system message go."""
+        """Free the prompt's tokens and its system message."""
         self._ids, self.system_text = b"", ""
 
 
@@ -138,18 +138,18 @@ class RequestHistory:
         self._num_system_chars = 0
 
     def begin(self, trace: RequestTrace) -> None:
-        """Add a request that the client has taken; only requests that were added are kept."""
+        """Add a request that the client has taken. Requests that were not added are not kept."""
         self._running[trace.request_id] = trace
 
     def rename(self, trace: RequestTrace, request_id: int) -> None:
-        """Note that a request goes on under another id, because its process died."""
+        """Record that a request goes on under another id, because its process died."""
         is_kept = self._running.pop(trace.request_id, None) is not None
         trace.resume(request_id)
         if is_kept:
             self._running[request_id] = trace
 
     def end(self, trace: RequestTrace, output_ids: bytes | bytearray) -> None:
-        """Note that a request has ended, with the tokens of `output_ids`, int32 bytes."""
+        """Record that a request has ended; `output_ids` are its output tokens, int32 bytes."""
         trace.end(output_ids)
         if self._running.pop(trace.request_id, None) is None:
             return
@@ -163,7 +163,7 @@ class RequestHistory:
             self._untold.popleft().forget_prompt()
 
     def on_times(self, ended: Iterable[WorkerTimes]) -> None:
-        """Join the times that a worker reports with the traces of their requests."""
+        """Store the times that a worker reports in the traces of their requests."""
         for times in ended:
             trace = self._running.get(times.request_id) or self._ended.get(times.request_id)
             if trace is not None:
@@ -172,11 +172,12 @@ class RequestHistory:
                 trace.forget_prompt()
 
     def _keep_system(self, trace: RequestTrace) -> None:
-        """Keep the system message of a prompt that may have left the cache in it."""
+        """Keep a request's system message if the prompt may have left the cache inside it."""
         worker, text = trace.worker, trace.system_text
         if worker is None or worker.prefix is None or not text:
             return
-        # A token has at least one character; a template writes a few tokens before the message.
+        # The break is inside the message only if its position is below this bound: a token has at
+        # least one character, and a template writes a few tokens before the message.
         if not worker.prefix.differs or worker.prefix.index > len(text) + SHOWN_TOKENS:
             return
         trace.system = hash(text)
@@ -189,15 +190,15 @@ class RequestHistory:
             self._num_system_chars -= len(oldest)
 
     def system_of(self, trace: RequestTrace) -> str:
-        """Return the system message of a request, if it is kept; else an empty string."""
+        """Return the system message of a request; an empty string if it is not kept."""
         return self._systems.get(trace.system, "")
 
     def find(self, name: str, tenant: str | None) -> list[RequestTrace]:
-        """Return the newest request of that name, or the samples of the newest, in order.
+        """Return the newest request of that name, or all samples of the newest one, in order.
 
         Args:
             name: a `rid`, the `rid` of a batch, or the id of an HTTP request.
-            tenant: whose requests are looked at; `None` for everyone's.
+            tenant: the tenant whose requests are searched; `None` for all tenants.
         """
         found: list[RequestTrace] = []
         for trace in chain(reversed(self._running.values()), reversed(self._ended.values())):
@@ -210,7 +211,7 @@ class RequestHistory:
         return found[::-1]
 
     def rid_of(self, request_id: int, tenant: str | None) -> str | None:
-        """Return the `rid` of a request by the engine's id, if the tenant may know it."""
+        """Return the `rid` of a request by the engine's id; `None` if the tenant may not see it."""
         trace = self._running.get(request_id) or self._ended.get(request_id)
         if trace is None or tenant not in (None, trace.name[0]):
             return None

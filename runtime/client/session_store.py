@@ -1,12 +1,12 @@
 """Sessions: a request's prompt can continue the context of an earlier request of its session.
 
-A session is a tree of requests. Each request keeps its own new tokens, its output, and the length
-of its parent's context from which it continues. A context is put together when a request arrives.
-The prefix cache makes that cheap, so a session costs four bytes a token, and no memory on the
-device.
+A session is a tree of requests. Each request stores its own new tokens, its output, and how much of
+its parent's context it keeps. Its whole prompt is put together when it arrives. The keys and values
+are found again through the prefix cache, so a session itself costs four bytes a token of host
+memory and no memory on the device.
 
-Each tenant (see `runtime.client.tenant`) has its own space of sessions. It cannot see the sessions
-of others, and they do not count against its bound.
+Each tenant (see `runtime.client.tenant`) has sessions of its own. It cannot see the sessions of
+others, and they do not count against its bound.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from runtime.errors import InvalidRequest, Overloaded
 if TYPE_CHECKING:
     from runtime.client.generation_stream import GenerationInput, GenerationStream
 
-# Most sessions of one tenant.
+# The most sessions of one tenant.
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20
-# Most tokens of all sessions together; they take 256 MiB.
+# The most tokens of all sessions together; they take 256 MiB.
 MAX_TOKENS = 64 << 20
 MAX_TURNS = 4096
 MAX_ID_CHARS = 256
@@ -38,7 +38,7 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 class UnknownSession(InvalidRequest):
-    """The tenant has no open session of this id; another tenant may have one."""
+    """The tenant has no open session with this id."""
 
     status_code = 404
 
@@ -48,11 +48,12 @@ class SessionParams(msgspec.Struct, kw_only=True):
 
     Attributes:
         id: the session's id.
-        rid: the request to continue; null starts a new context (or, in a streaming session,
-            continues the latest request).
-        offset: cuts the old context, as `context[:offset]` does.
-        replace: first forget all requests that continue `rid` (without `rid`: all requests).
-        drop_previous_output: continue the prompt of `rid` without its output.
+        rid: the request whose context is continued. Without it the request starts a new context;
+            in a streaming session it continues the latest request.
+        offset: number of tokens of the old context to keep; a negative number counts from its end.
+        replace: whether requests that already continue `rid` are removed from the session first.
+            Without `rid`, all requests are removed.
+        drop_previous_output: whether to continue the prompt of `rid` without its output.
     """
 
     id: str | None = None
@@ -68,11 +69,11 @@ class SessionParams(msgspec.Struct, kw_only=True):
 
 @dataclass(eq=False)
 class Turn:
-    """A request of a session.
+    """One request of a session.
 
     Attributes:
         num_kept: number of tokens of the parent's context with which the prompt begins.
-        tokens: tokens that the request added.
+        tokens: tokens that the request adds to them.
         output: tokens that were generated for the request.
     """
 
@@ -85,7 +86,7 @@ class Turn:
     children: list[Turn] = field(default_factory=list)
 
     def prompt(self) -> array[int]:
-        """Return the request's whole prompt."""
+        """Return the request's whole prompt: the kept context and its own tokens."""
         turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -100,7 +101,7 @@ class Turn:
         return context
 
     def add_output(self, token_ids: list[int]) -> None:
-        """Append generated tokens."""
+        """Append generated tokens to the output."""
         self.output.extend(token_ids)
         self.session.num_tokens += len(token_ids)
         self.session.use()
@@ -111,14 +112,21 @@ class Session:
 
     Attributes:
         turns: the session's requests by name, in order.
-        num_tokens: number of tokens stored for all turns.
-        used_at: when the session was last used, by `clock`.
+        num_tokens: number of tokens stored for all requests.
+        used_at: when the session was last used, in seconds of `clock`.
     """
 
     def __init__(
         self, capacity: int, timeout_s: float, clock: Callable[[], float], *, is_streaming: bool
     ) -> None:
-        """Start without requests."""
+        """Start without requests.
+
+        Args:
+            capacity: the most tokens of the session.
+            timeout_s: seconds without use after which the session is closed.
+            clock: returns the time in seconds.
+            is_streaming: whether a request without `rid` continues the latest one.
+        """
         self.capacity = capacity
         self.timeout_s = timeout_s
         self.is_streaming = is_streaming
@@ -128,11 +136,11 @@ class Session:
         self.num_tokens = 0
 
     def use(self) -> None:
-        """Update `used_at`."""
+        """Record that the session is used now."""
         self.used_at = self._clock()
 
     def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
-        """Add a request below its parent."""
+        """Add a request as a child of the request that it continues; the arguments are `Turn`'s."""
         turn = self.turns[rid] = Turn(self, rid, parent, num_kept, tokens)
         self.num_tokens += len(tokens)
         if parent is not None:
@@ -140,7 +148,7 @@ class Session:
         return turn
 
     def forget(self, turn: Turn) -> list[str]:
-        """Drop a request and its descendants; returns their names."""
+        """Remove a request and all requests that continue it; return their names."""
         dropped, todo = [], [turn]
         while todo:
             each = todo.pop()
@@ -154,9 +162,9 @@ class Session:
 
 
 class Sessions:
-    """All open sessions, by tenant; bounded in number, tokens and age.
+    """All open sessions of all tenants, bounded in number, tokens and age.
 
-    Methods act on the sessions of the current tenant.
+    The methods act on the sessions of the current tenant only.
     """
 
     def __init__(
@@ -169,14 +177,15 @@ class Sessions:
         *,
         has_tenants: bool = False,
     ) -> None:
-        """Make the store.
+        """Start without sessions.
 
         Args:
-            is_running: whether the current tenant has a request of that name in flight.
-            abort: ends the current tenant's request of that name.
-            bos_token_id: removed from the start of a text that continues a context.
+            is_running: whether the current tenant has a running request of that name.
+            abort: aborts the current tenant's request of that name.
+            bos_token_id: id of the token that begins a text. It is removed from tokens that
+                continue a context.
             max_tokens: most tokens of all sessions together.
-            clock: seconds since some moment.
+            clock: returns the time in seconds.
             has_tenants: whether several tenants share this server. Then an unknown session is `not
                 found` (404). Otherwise it is a bad request, as in SGLang, and closing it is not an
                 error.
@@ -187,7 +196,7 @@ class Sessions:
         self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
-        # The keys are the tenant, then the session's id.
+        # The outer key is the tenant, the inner key the session's id.
         self._spaces: dict[str, dict[str, Session]] = {}
 
     def __len__(self) -> int:
@@ -207,11 +216,11 @@ class Sessions:
         """Open a session and return its id.
 
         Args:
-            capacity: most tokens of the session. The API gives a number of characters; a token has
-                at least one character.
+            capacity: the most tokens of the session. The API gives a number of characters, which is
+                a bound for tokens too, because a token has at least one character.
             session_id: id that the caller chose; random if absent.
-            streaming: requests without `rid` continue the latest one.
-            timeout_s: the session is closed after being unused for this long; default one hour.
+            streaming: whether a request without `rid` continues the latest one.
+            timeout_s: seconds without use after which the session is closed; default one hour.
 
         Raises:
             InvalidRequest: the id is taken, or a value is out of range.
@@ -244,7 +253,7 @@ class Sessions:
         return session_id
 
     def close(self, session_id: str) -> bool:
-        """Forget a session; its running requests go on. Return whether it was open.
+        """Remove a session and return whether it was open. Its running requests go on.
 
         Raises:
             UnknownSession: the session was not open, and several tenants share this server.
@@ -264,8 +273,8 @@ class Sessions:
 
         Args:
             params: the request's session parameters.
-            item: the request; its `input_ids` are the tokens that it adds.
-            generate: function that admits a request.
+            item: the request; its `input_ids` are only the tokens that it adds.
+            generate: admits a request and returns its stream.
 
         Raises:
             InvalidRequest: for the reasons of `add` and `generate`; the session is then unchanged.
@@ -280,16 +289,16 @@ class Sessions:
         return stream
 
     def add(self, params: SessionParams, rid: str, input_ids: list[int]) -> Turn:
-        """Add a request to its session; `Turn.prompt` is its whole prompt.
+        """Add a request to its session and return it; `Turn.prompt` gives its whole prompt.
 
         Args:
             params: the request's session parameters.
             rid: the request's name, by which later requests may continue it.
-            input_ids: the tokens that it adds.
+            input_ids: the tokens that it adds to the context.
 
         Raises:
-            InvalidRequest: the session or the continued request does not exist, that request still
-                runs, or the session has no room.
+            InvalidRequest: the session or the continued request does not exist, the continued
+                request still runs, or the session has no room.
         """
         session = self._session(params.id)
         parent = self._parent(session, params)
@@ -360,7 +369,7 @@ class Sessions:
             raise Overloaded("The open sessions have too many tokens; close some first.")
 
     def _own(self) -> dict[str, Session]:
-        """Return the open sessions of the current tenant."""
+        """Close sessions that timed out; return the current tenant's open sessions by id."""
         self._close_old()
         return self._spaces.setdefault(TENANT.get(), {})
 

@@ -1,7 +1,7 @@
-"""The tenant whose request is served. Tenants share no names and no cached prefixes.
+"""The current tenant: whose request is being served.
 
-A tenant is the owner of one key of `--api-keys-file`. All names in requests (sessions, `rid`s,
-stored responses, files, batches) are looked up among the tenant's own objects.
+A tenant is the owner of one key of `--api-keys-file`. Tenants share no cached prefixes and no
+names: sessions, `rid`s, stored responses, files and batches are looked up among the tenant's own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# The HTTP entry sets this for each request. It is empty for the server's operator and the offline
-# engine.
+# The current tenant's name, set for each HTTP request. It is empty for the server's operator and
+# for the offline engine.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def tenants_namespace(namespace: str) -> str:
-    """Return the prefix-cache namespace for a tenant's request that names `namespace`."""
+    """Return the prefix-cache namespace of the current tenant's requests that name `namespace`."""
     tenant = TENANT.get()
-    # Namespaces that requests name begin with a digit, or are empty.
+    # The result differs from every namespace without a tenant: those begin with a digit or are
+    # empty.
     return f"tenant {tenant}:{namespace}" if tenant else namespace
 
 
@@ -35,25 +36,25 @@ def acting_for(tenant: str) -> Iterator[None]:
 def fits_beside_others(new: int, *, own: int, everyone: int, most: int) -> bool:
     """Whether a store that all tenants share accepts `new` more units from the current tenant.
 
-    A tenant must leave at least as much room free as it takes, so that it cannot lock the others
-    out. The operator's own requests may fill the store.
+    After the addition, the store must have at least as much room left as the tenant uses. So a
+    tenant cannot lock the others out. The operator's own requests may fill the store.
 
     Args:
-        new: units to add; bytes or tokens.
-        own: units that the tenant holds already.
-        everyone: units that all tenants hold together.
-        most: units that the store may hold.
+        new: number of units to add; a unit is a byte or a token.
+        own: number of units that the tenant uses already.
+        everyone: number of units that all tenants use together.
+        most: number of units that the store may hold.
     """
     left = most - everyone - new
     return left >= (own + new if TENANT.get() else 0)
 
 
 def next_to_yield(held: Mapping[str, int]) -> str:
-    """Return the tenant whose oldest object a full store forgets: the tenant with the most bytes.
+    """Return the tenant whose oldest object a full store removes: the one that uses most bytes.
 
-    So a tenant can displace only its own objects, or those of a tenant with more bytes.
+    So a tenant can displace only its own objects, or those of a tenant that uses more.
 
     Args:
-        held: bytes of each tenant.
+        held: number of bytes that each tenant uses.
     """
     return max(held, key=held.__getitem__)

@@ -15,12 +15,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WeightState:
-    """Labels of the weights, and the memory that was released.
+    """Which weights are loaded, and which memory is released.
 
     Attributes:
         version: label of the weights that are loaded now.
         restart_version: label of the weights that a restarted worker loads.
-        released: tags of the memory that the workers released; no request can be served meanwhile.
+        released: tags of the memory that the workers have released; until it is brought back, no
+            request can be served.
     """
 
     version: str = "default"
@@ -29,7 +30,7 @@ class WeightState:
 
     @property
     def why_refused(self) -> str | None:
-        """Return why a request cannot be taken; `None` if it can."""
+        """Why no request can be served now; `None` if requests can be served."""
         if not self.released:
             return None
         return (
@@ -38,7 +39,7 @@ class WeightState:
         )
 
     def restarted(self) -> None:
-        """Note that a worker was restarted: it has all its memory, and the weights of its files."""
+        """Record that a worker was restarted, with all its memory and the weights of its files."""
         self.released = frozenset()
         if self.version != self.restart_version:
             logger.error(
@@ -49,21 +50,21 @@ class WeightState:
             self.version = self.restart_version
 
 
-# Why requests may be held back.
+# The reasons for keeping requests back.
 PAUSE, SESSION, UPDATE = "pause", "session", "update"
 
 
 class RequestGate:
-    """Requests that are admitted but not sent yet, in order.
+    """Holds requests that are admitted but not sent yet, in order of arrival.
 
-    The gate is closed while any reason is outstanding.
+    The gate is closed as long as it has at least one reason.
     """
 
     def __init__(self) -> None:
         """Start open."""
-        # Whether `UPDATE` was given for weights that are read from files.
+        # Whether the reason `UPDATE` is an update from files.
         self._reads_disk = False
-        # By reason, the time at which it was given, by `time.monotonic()`.
+        # The time at which each reason was given, by `time.monotonic()`.
         self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
 
@@ -74,13 +75,16 @@ class RequestGate:
 
     @property
     def reason(self) -> Hold:
-        """One reason why the gate is closed: an update first, then a session, then a pause."""
+        """The first reason why the gate is closed, in the order update, session, pause.
+
+        An update counts as `disk` if it reads files.
+        """
         if UPDATE in self._reasons:
             return "disk" if self._reads_disk else "update"
         return "session" if SESSION in self._reasons else "pause"
 
     def closed_for_s(self, reason: str) -> float:
-        """Return the seconds since `reason` was given; 0 if it is not outstanding."""
+        """Return the seconds since `reason` was given; 0 if it does not hold."""
         since = self._reasons.get(reason)
         return 0.0 if since is None else time.monotonic() - since
 
@@ -91,15 +95,15 @@ class RequestGate:
 
     @property
     def num_held(self) -> int:
-        """Requests that wait here."""
+        """Number of requests that wait here."""
         return len(self._held)
 
     def held(self) -> set[int]:
-        """Ids of the requests that wait here."""
+        """Return the ids of the requests that wait here."""
         return set(self._held)
 
     def hold(self, request_id: int, send: Callable[[], None]) -> None:
-        """Call `send` when the gate opens; the gate must be closed."""
+        """Keep a request and call `send` when the gate opens; the gate must be closed."""
         self._held[request_id] = send
 
     def drop(self, request_id: int) -> bool:
@@ -107,12 +111,12 @@ class RequestGate:
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str, *, reads_disk: bool = False) -> None:
-        """Keep new requests waiting because of `reason`; `reads_disk` if an update reads files."""
+        """Keep new requests waiting for `reason`; `reads_disk` if an update reads files."""
         self._reads_disk = self._reads_disk or reads_disk
         self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
-        """Withdraw a reason; if none is left, send all waiting requests."""
+        """Withdraw a reason; if none is left, send all waiting requests in order."""
         self._reasons.pop(reason, None)
         self._reads_disk = self._reads_disk and UPDATE in self._reasons
         while self._held and not self._reasons:

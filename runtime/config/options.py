@@ -224,6 +224,11 @@ class SchedulingArgs:
         "Slots of recurrent states, for models that keep them: three for each running request, and "
         "snapshots in the prefix cache; from the memory when absent.",
     )
+    swa_full_tokens_ratio: float | None = option(
+        None,
+        "Gives layers with a sliding window pages of their own, for this share of the pool's "
+        "tokens, if other layers see all tokens; all layers have the same pages when absent.",
+    )
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )
@@ -431,6 +436,7 @@ class WorkerConfig:
     kv_events: KVEventsConfig | None = None
     max_mamba_cache_size: int | None = None
     pp_size: int = 1
+    swa_full_tokens_ratio: float | None = None
 
     @property
     def num_ranks(self) -> int:

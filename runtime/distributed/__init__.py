@@ -1,1 +1,1 @@
-"""The group of ranks that compute one model together."""
+"""Communication between the ranks that compute one model together."""

@@ -1,7 +1,7 @@
-"""Communication of the ranks that share each layer: sums, gathers, broadcasts from rank 0.
+"""Communication of the ranks that share each layer: sums, gathers, and broadcasts from rank 0.
 
-GPUs communicate by NCCL, except for small sums. Processes on the CPU use gloo. All operations run
-on the device's current stream, so CUDA graphs capture them.
+GPUs communicate through NCCL, except for small sums. CPU processes use gloo. All operations run on
+the device's current stream, so CUDA graphs can capture them.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from runtime.ipc.node_links import interface_of
 
 logger = logging.getLogger(__name__)
 
-# For larger sums NCCL is as fast or faster: it sends fewer bytes in two rounds. On H200s that holds
-# from 8 MB on with two ranks, and from 4 MB on with four.
+# Larger sums go through NCCL, which is at least as fast there: its two rounds move fewer bytes. On
+# H200s this holds from 8 MB on with two ranks, and from 4 MB on with four.
 MAX_BYTES = 2 * 1024 * 1024
-# The numbers of ranks that were measured. Each rank reads the parts of all others, so with many
-# ranks two rounds are better.
+# The numbers of ranks for which the one-shot sum is used; only these were measured. Each rank reads
+# the parts of all others, so with many ranks two rounds are better.
 SIZES = (2, 4)
-# The kernel needs whole 16-byte vectors.
+# The kernel reads vectors of 16 bytes.
 _ALIGNMENT = 16
 
 
 class OneShotAllReduce:
-    """Sums tensors of all ranks through shared device memory."""
+    """Sums tensors of all ranks in one round: each rank reads the other ranks' device memory."""
 
     def __init__(self, buffer: Tensor, sum_of: Callable[[Tensor], Tensor]) -> None:
-        """Sum the data in `buffer` with `sum_of`."""
+        """Sum data in the shared memory `buffer` with the function `sum_of`."""
         self._buffer = buffer
         self._sum = sum_of
 
     @classmethod
     def shared(cls, device: torch.device, max_bytes: int = MAX_BYTES) -> Self:
-        """Share a buffer of `max_bytes` with the other ranks; all call this together.
+        """Create a buffer of `max_bytes` that all ranks can read; all ranks call this together.
 
         Raises:
-            RuntimeError, AttributeError: this torch has no such kernel, or the GPUs cannot
-                read each other's memory.
+            RuntimeError, AttributeError: this version of torch has no such kernel, or the GPUs
+                cannot read each other's memory.
         """
         import torch.distributed._symmetric_memory as symm_mem
 
@@ -60,10 +60,18 @@ class OneShotAllReduce:
         return cls(buffer, lambda part: sum_of(part, "sum", group))
 
     def place(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return shared memory for this rank's part; write and sum it before the next call.
+        """Return shared memory for this rank's part of a sum.
 
-        Once the sum is complete on a rank, all ranks have read that rank's part. The result is None
-        if the part is too large, not a multiple of 16 bytes, or neither bfloat16 nor float32.
+        Write the part there and sum it before the next call. When the sum is complete on a rank,
+        all ranks have read that rank's part.
+
+        Args:
+            shape: shape of the part.
+            dtype: bfloat16 or float32.
+
+        Returns:
+            A tensor in shared memory. `None` if the part is too large, its size is not a multiple
+            of 16 bytes, or its dtype is another one.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not 0 < num_bytes <= self._buffer.nbytes or num_bytes % _ALIGNMENT:
@@ -73,23 +81,23 @@ class OneShotAllReduce:
         return self._buffer[:num_bytes].view(dtype).view(shape)
 
     def holds(self, x: Tensor) -> bool:
-        """Whether `x` is the memory that `place` returned."""
+        """Whether `x` is memory that `place` has returned."""
         return x.data_ptr() == self._buffer.data_ptr()
 
     def __call__(self, place: Tensor) -> Tensor:
         """Return the sum of all ranks' parts as a new tensor.
 
         Args:
-            place: the memory that `place` returned, written by now.
+            place: the tensor from `place`, which has this rank's part.
         """
         return self._sum(place)
 
 
 def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
-    """Return the one-shot sum, or None if it cannot work here; all ranks call this together."""
+    """Return the one-shot sum; `None` if it cannot work here. All ranks call this together."""
     if size not in SIZES or device.type != "cuda":
         return None
-    # Every rank checks all pairs of ranks, so that all come to the same result.
+    # Every rank checks all pairs of ranks, so that all ranks get the same result.
     pairs = itertools.permutations(range(size), 2)
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in pairs):
         return None
@@ -100,11 +108,11 @@ def make_one_shot(size: int, device: torch.device) -> OneShotAllReduce | None:
         return None
 
 
-# torch has no types for these two.
+# torch has no type annotations for these two classes.
 FileStore: Callable[..., Store] = dist.FileStore  # type: ignore[attr-defined]
 TCPStore: Callable[..., Store] = dist.TCPStore  # type: ignore[attr-defined]
 
-# Newer versions of torch have another name for this.
+# The function has another name in newer versions of torch.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -120,14 +128,14 @@ def _tcp_store(link: NodeLink, rank: int, size: int) -> Store:
 
 
 class TensorGroup:
-    """One rank's view of the group; every rank makes the same calls in the same order.
+    """One rank's access to the group of ranks; all ranks make the same calls in the same order.
 
     Attributes:
-        rank: number of this rank. Rank 0 makes the decisions, and the other ranks follow.
-        size: number of ranks.
+        rank: index of this rank in the group.
+        size: number of ranks in the group.
     """
 
-    # The process group of this stage's ranks, and its first rank; without stages, all ranks.
+    # With pipeline stages, the process group of this stage and its first rank. Otherwise all ranks.
     _where: Mapping[str, Any] = MappingProxyType({})
     _first = 0
 
@@ -139,21 +147,22 @@ class TensorGroup:
         meeting: Path | NodeLink,
         num_stages: int = 1,
     ) -> None:
-        """Join the other ranks; returns once all have joined.
+        """Join the group; returns when all ranks have joined.
 
         Args:
-            rank: number of this rank among those of all stages.
-            size: the number of ranks that share each layer; at least 2 without stages.
+            rank: index of this rank among the ranks of all pipeline stages.
+            size: number of ranks that share each layer; at least 2 unless there are stages.
             device: this rank's device.
-            meeting: where the ranks meet: a file that does not exist yet, the same for every rank;
-                or, on several nodes, rank 0's listening socket.
-            num_stages: stages of `size` ranks each; the group is then that of this rank's stage.
+            meeting: where the ranks find each other. A file that does not exist yet, the same for
+                all ranks; or, with several nodes, the address of rank 0's listening socket.
+            num_stages: number of pipeline stages, each with `size` ranks. The group has the ranks
+                of this rank's stage.
         """
         self.rank = rank % size
         self.size = size
         num_ranks = size * num_stages
         self._device = device
-        # The ranks' sockets must be reachable from the other nodes only, if there are any.
+        # On a single machine, the ranks' sockets are reachable from this machine only.
         interface = "lo" if isinstance(meeting, Path) else interface_of(meeting.host)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if interface is not None:
@@ -177,28 +186,31 @@ class TensorGroup:
             groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
             self._where, self._first = {"group": groups[rank // size]}, rank - self.rank
             return
-        # It needs memory that all ranks share, which only one machine has.
+        # The one-shot sum needs memory that all ranks can read, so it works on one machine only.
         if isinstance(meeting, Path):
             self._one_shot = make_one_shot(size, device)
         if not all(self.minimum(self._one_shot is not None)):
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return a tensor `[num_rows, width]` for the next `all_reduce`; None if any will do."""
+        """Return a tensor `[num_rows, width]` to write the input of the next `all_reduce` to.
+
+        `None` if that input may be any tensor.
+        """
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of `x` over the ranks, bitwise the same on each; may overwrite `x`."""
+        """Return the sum of `x` over the ranks, bitwise equal on each; may overwrite `x`."""
         if self._one_shot is not None and self._one_shot.holds(x):
             return self._one_shot(x)
         dist.all_reduce(x, **self._where)
         return x
 
     def sum_in_order(self, x: Tensor) -> Tensor:
-        """Sum `x` over the ranks in place, rank 0 first, and return it.
+        """Sum `x` over the ranks in place, in the order of the ranks, and return it.
 
-        For another number of rows, the backend's own sum may use another order and so round
-        differently. Here an element's sum is the same in every batch and on each rank.
+        `all_reduce` may choose another order for another number of rows, and so round differently.
+        Here the sum of an element is the same in every batch and on each rank.
         """
         parts = x.new_empty(self.size, x.numel())
         _gather(parts.view(-1), x.contiguous().view(-1), **self._where)
@@ -218,12 +230,12 @@ class TensorGroup:
         return parts.reshape(num_rows, self.size * width)
 
     def share(self, x: Tensor) -> Tensor:
-        """Overwrite `x` with rank 0's `x`, and return it."""
+        """Overwrite `x` with the `x` of the group's first rank, and return it."""
         dist.broadcast(x, self._first, **self._where)
         return x
 
     def minimum(self, *values: int) -> list[int]:
-        """Return the minimum of each value over the ranks; wait for all ranks."""
+        """Return the minimum of each value over the ranks of the group; wait for all of them."""
         return self._minimum(values, **self._where)
 
     def minimum_of_stages(self, *values: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Point-to-point links between the stages of a model: NCCL on GPUs, gloo on CPUs."""
+"""Point-to-point links between pipeline stages: NCCL on GPUs, gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from torch import Tensor
 
 
 class StageLinks:
-    """Links of one rank to the rank of the same number in the stages before and after its own.
+    """Links a rank to the ranks with the same index in the previous and the next pipeline stage.
 
-    The stages are a ring of `size` ranks each: the stage after the last ranks is that of rank 0.
+    The stages form a ring. The ranks of the first stage come after those of the stage of rank 0,
+    which is the last stage.
     """
 
     def __init__(self, rank: int, size: int, num_stages: int) -> None:
-        """Link `rank`, counted over all stages; the process group exists."""
+        """Link one rank; the process group of all ranks must exist.
+
+        Args:
+            rank: index of this rank among the ranks of all stages.
+            size: number of ranks per stage.
+            num_stages: number of stages.
+        """
         num_ranks = size * num_stages
         self._before = (rank - size) % num_ranks
         self._after = (rank + size) % num_ranks
-        # A tensor must live until it is sent. No more steps than stages are in flight.
+        # Tensors that are being sent, which must not be freed. At most `num_stages` steps are in
+        # flight.
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._most = num_stages
 
     def receive(self, x: Tensor) -> Tensor:
-        """Fill `x` with the next tensor of the stage before, of the same shape; return it."""
+        """Fill `x` with the next tensor from the previous stage, of the same shape; return it."""
         dist.recv(x, self._before)
         return x
 
     def send(self, x: Tensor) -> None:
-        """Send `x` to the stage after; `x` is not written any more."""
+        """Send `x` to the next stage without waiting; `x` must not be written afterwards."""
         if len(self._sent) >= self._most:
             self._sent.popleft()[0].wait()
         self._sent.append((dist.isend(x, self._after), x))

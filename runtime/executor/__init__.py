@@ -1,1 +1,1 @@
-"""Runs the scheduler's steps (batch, model, sampling) and owns device memory."""
+"""The executor: runs the scheduler's steps (batch, model, sampling) and owns the device memory."""

@@ -1,8 +1,9 @@
-"""Keeps one rank's adapters (LoRA): all loaded ones in host memory, some also in device slots.
+"""Keeps the LoRA adapters of one rank: all loaded ones in host memory, some in device slots.
 
-On a GPU a slot is one piece of memory, rank by rank, so that an adapter comes to the device in a
-single copy of as many ranks as it has. The copy runs beside the steps; the first step that uses the
-slot waits for it. On a CPU each product has its own piece.
+A slot holds one adapter. On a GPU a slot is contiguous memory, ordered by the adapter's rank
+dimension, so that an adapter is copied with a single copy of as many rows as its rank. The copy
+runs on a stream of its own while steps run; the first step that uses the slot waits for it. On a
+CPU each linear layer has its own contiguous part of the slot.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from runtime.step.step_plan import AdapterCopy, Int32Array
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the numbers of one product are among the columns of a slot.
+    """The columns of a slot that belong to one linear layer.
 
     Attributes:
-        first: its first column.
-        shards: the parts of its weight that adapters may change, in the order of their rows.
+        first: the layer's first column.
+        in_features: number of the layer's inputs.
+        shards: the parts of the layer's weight that adapters may change, such as `q` of `qkv_proj`,
+            in the order of their rows.
     """
 
     first: int
@@ -47,7 +50,7 @@ class _Place:
         return bank_width(self.in_features, self.parts)
 
     def columns(self, shard_name: str) -> tuple[slice, slice]:
-        """Columns of A and of B of one part."""
+        """Return the columns of the matrices A and B of one part of the layer's weight."""
         names = list(self.shards)
         index, rows = names.index(shard_name), [part.num_rows for part in self.parts]
         a = self.first + index * self.in_features
@@ -56,7 +59,7 @@ class _Place:
 
 
 def _places(model: Model, targets: Sequence[str]) -> dict[str, _Place]:
-    """Return the places of all products that adapters may change, by the layers' names."""
+    """Return the columns of each linear layer that adapters may change, by the layer's name."""
     wanted: dict[str, set[str]] = {}
     for weight in model.spec.logical_weights:
         if module_kind(weight.name.removesuffix(".weight")) in targets:
@@ -78,19 +81,19 @@ def _places(model: Model, targets: Sequence[str]) -> dict[str, _Place]:
 
 
 class AdapterPool:
-    """Adapters by their ids, which the front gives them.
+    """The loaded adapters of one rank, by the ids that the front process gives them.
 
     Attributes:
-        size_bytes: bytes that the slots take on the device.
+        size_bytes: bytes of device memory that the slots take.
     """
 
     def __init__(self, model: Model, slots: AdapterSlots, limits: LoraLimits) -> None:
-        """Allocate the slots, and have the model's layers add the adapters in the slots.
+        """Allocate the slots, and let the model's linear layers apply the adapters in them.
 
         Args:
-            model: loaded.
-            slots: the adapter slots of the model's context.
-            limits: number of slots, ranks and modules.
+            model: the loaded model.
+            slots: tells the layers which slot each token of a step uses.
+            limits: number of slots, largest rank, and names of the modules that adapters change.
         """
         device, dtype = model.context.device, model.context.dtype
         self._device = device
@@ -105,7 +108,7 @@ class AdapterPool:
         for name, place in self._places.items():
             columns = slice(place.first, place.first + place.width)
             if device.type == "cpu":
-                # Rows of one product side by side: fewer pages of memory for a step to touch.
+                # The rows of one layer are adjacent, so a step touches fewer memory pages.
                 flat = self._memory.flatten(1)[:, ranks * columns.start : ranks * columns.stop]
                 view = flat.unflatten(1, (ranks, place.width))
             else:
@@ -121,11 +124,10 @@ class AdapterPool:
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def load(self, adapter_id: int, adapter: AdapterSpec) -> None:
-        """Read this rank's part of an adapter into host memory.
+        """Read this rank's part of an adapter from its file into host memory.
 
         Raises:
-            InvalidRequest: the files have changed since they were checked, or a number is not
-                finite.
+            InvalidRequest: the file cannot be read, or a value is not finite.
         """
         rows = torch.zeros(
             adapter.rank,
@@ -143,7 +145,8 @@ class AdapterPool:
         except Exception as error:
             raise InvalidRequest(f"{file} cannot be read: {error}") from error
         if not rows.isfinite().all():
-            # Products take the rows of all slots: zero times such a number reaches other requests.
+            # A product may read the rows of all slots, and zero times NaN is NaN. So a value that
+            # is not finite would change the results of other requests.
             kind = str(rows.dtype).removeprefix("torch.")
             raise InvalidRequest(
                 f"{file} has numbers that are NaN or infinite in {kind}, after lora_B is scaled; "
@@ -152,7 +155,7 @@ class AdapterPool:
         self._loaded[adapter_id] = rows
 
     def unload(self, adapter_id: int) -> None:
-        """Forget an adapter; no row uses it any more."""
+        """Remove an adapter from host memory and free its slot; no request may use it any more."""
         self._loaded.pop(adapter_id, None)
         self._held = [0 if held == adapter_id else held for held in self._held]
 
@@ -168,11 +171,12 @@ class AdapterPool:
         rows[: matrix.rank, to_b] = (b.float() * matrix.scale).T.to(rows.dtype)
 
     def prepare(self, copies: Iterable[AdapterCopy], used: Int32Array) -> None:
-        """Start copies into slots, and make the coming step wait for the copies that it uses.
+        """Start copies into slots; let the coming step wait for the copies that it needs.
 
         Args:
-            copies: the step's copies. An adapter that its slot already holds is not copied again.
-            used: the slot of each of the step's rows; -1 for a row without an adapter.
+            copies: the copies of the step's plan. An adapter that is in its slot already is not
+                copied again.
+            used: int32, the adapter slot of each row of the step; -1 for a row without an adapter.
         """
         for copy in copies:
             if self._held[copy.slot] != copy.adapter_id:
@@ -190,7 +194,7 @@ class AdapterPool:
                 view[slot, :rank] = rows[:, columns]
             self._ranks[slot] = rank
             return
-        # Steps that were launched may still read what the slot held.
+        # Steps that were launched earlier may still read the adapter that is overwritten.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._memory[slot, :rank].copy_(rows, non_blocking=True)

@@ -1,8 +1,8 @@
-"""State of the running batch, one row per request; rows are written only when they change.
+"""The executor's state of the running batch: one row per request, written only when it changes.
 
-The device keeps the data that steps read and write: next inputs, pages, generated tokens. The host
-keeps the data for its decisions (which rows are greedy, which filters are on) and the sampling
-parameters. One extra row is for the padding of a graph's batch.
+The device holds the data that steps read and write: next input tokens, block tables, generated
+tokens. The host holds the sampling parameters, and the data by which it decides, for example which
+rows are greedy. One extra row stands for the padding of a CUDA graph's batch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from torch import Tensor
 from runtime.executor.rope_rows import RopeRows
 from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
+from runtime.executor.window_map import WindowMap
 from runtime.models.layers.adapter_slots import AdapterSlots
 from runtime.requests.sampling_params import SamplingParams
-from runtime.step.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step.step_plan import (
+    Int32Array,
+    Int64Array,
+    PageUpdate,
+    RowJoin,
+    StepPlan,
+    WindowUpdate,
+)
 
 _NO_ENTRIES: Int64Array = np.zeros(0, dtype=np.int64)
 _NO_BIASES = (_NO_ENTRIES, np.zeros(0, dtype=np.float32))
@@ -27,30 +35,36 @@ _NUM_PARAMS = 6
 
 
 class BatchRows:
-    """Rows of the running batch.
+    """The rows of the running batch on one rank.
 
     Attributes:
-        padding_row: the last row; all its pages are page 0.
-        page_table: `[max_rows + 1, max_pages]` int32 on the device.
-        last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
-        latest_input: `[max_rows + 1]` int64 on the device: the inputs that the latest step read
-            from `last_token` for its decoding rows. That step overwrites `last_token` when it
-            completes.
+        padding_row: index of the last row, which pads batches; all its pages are page 0.
+        page_table: `[max_rows + 1, max_pages]` int32 on the device: the block table of each row.
+        last_token: `[max_rows + 1]` int64 on the device: the token that each row reads in its next
+            decode step.
+        latest_input: `[max_rows + 1]` int64 on the device: the tokens that the latest step read
+            from `last_token`. A step overwrites `last_token` with its results, so a step that is
+            retried needs this copy.
         num_changes: how often a row joined, or got pages for another reason than decoding.
-        has_inputs: whether the step being launched has read its inputs.
-        params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency,
-            presence, repetition. They are sent with the step that samples, because most rows are
-            greedy and never need them.
-        seeds: `[max_rows + 1]` int64 on the host.
-        top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
-        num_prompt: `[max_rows + 1]` int64 on the host.
-        biases: for each row the token ids, int64, and the values added to their logits, float32.
-        is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
-            on the host. Rows edit logits by penalties or by token rules: biases, or the ban of an
-            early end.
-        extras: extras that rows request.
-        rope: positions for RoPE, if they can differ from the index in the sequence.
-        adapters: where layers read the adapters of a step's tokens; `None` without adapters.
+        has_inputs: whether the step being launched has read its input tokens.
+        params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency
+            penalty, presence penalty, repetition penalty. They are sent only with a step that
+            samples, because most rows are greedy and do not need them.
+        seeds: `[max_rows + 1]` int64 on the host, seeds of the sampling.
+        top_k: `[max_rows + 1]` int32 on the host; the vocabulary's size if top-k is off.
+        num_prompt: `[max_rows + 1]` int64 on the host, number of prompt tokens.
+        biases: for each row the token ids, int64, and the values that are added to their logits,
+            float32.
+        is_greedy, has_penalties, has_grammar: `[max_rows + 1]` bool on the host.
+        has_token_rules: `[max_rows + 1]` bool on the host: whether the row has logit biases or a
+            minimum length.
+        edits_logits: `[max_rows + 1]` bool on the host: whether the row has penalties or token
+            rules.
+        extras: the extra outputs, such as log-probabilities, that each row requests.
+        rope: RoPE positions of the rows; `None` if a token's position is always its index.
+        adapters: tells the layers the LoRA adapter of each token of a step; `None` without
+            adapters.
+        windows: pages of sliding-window layers; `None` unless these layers have pages of their own.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -67,10 +81,19 @@ class BatchRows:
         eos_token_ids: Sequence[int] = (),
         adapters: AdapterSlots | None = None,
     ) -> None:
-        """Allocate for `max_rows` requests of up to `max_len` tokens.
+        """Allocate rows for `max_rows` requests of at most `max_len` tokens.
 
-        `eos_token_ids` end a text; they are masked until a row has its `min_new_tokens`. If image
-        tokens have separate positions, each covers `image_cell` pixels of a side.
+        Args:
+            max_rows: most requests of a step.
+            max_pages: most pages of a request.
+            max_len: most tokens of a request.
+            vocab_size: width of the logits.
+            device: where steps are computed; the CPU by default.
+            image_cell: side in pixels of the square that one image token covers, if image tokens
+                have RoPE positions of their own; else 0.
+            eos_token_ids: token ids that end an output. They are forbidden until a row has its
+                `min_new_tokens`.
+            adapters: the adapter slots of the model's layers; `None` without adapters.
         """
         self.device = device or torch.device("cpu")
         self.vocab_size = vocab_size
@@ -102,46 +125,63 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self.adapters = adapters
+        self.windows: WindowMap | None = None
         # The slot of each row's adapter, -1 for none, on the host and on the device.
         self._slots_host: Int32Array = np.full(rows, -1, dtype=np.int32)
         self._slots = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
         self._slots_changed = False
         self._history: Tensor | None = None
-        # Entries of the page table that the device lacks. Their values are read from the host's
-        # table, because a failed step may have left entries that belong to another request by now.
+        # Flat indices of entries in the page table that were not sent to the device yet. The values
+        # are read from the host's table when they are sent, because an entry may have changed since
+        # a failed step.
         self._unsent: list[Int64Array] = []
 
     def inputs(self, index: Tensor) -> Tensor:
-        """Return the next inputs of rows if they decode, `[n]` int64.
+        """Return the next input tokens of rows that decode, `[n]` int64 on the device.
 
         Args:
-            index: `[n]` int64 on the device, indices of rows, possibly repeated.
+            index: `[n]` int64 on the device, indices of the rows, possibly repeated.
         """
         tokens = self.last_token.index_select(0, index)
         self.latest_input.index_copy_(0, index, tokens)
         return tokens
 
     def set_inputs(self, rows: Int64Array, token_ids: Int32Array) -> None:
-        """Set the next inputs of rows, `[n]`, that another rank has sampled."""
+        """Set the next input tokens of rows whose tokens another rank has sampled.
+
+        Args:
+            rows: `[n]` int64, indices of the rows.
+            token_ids: `[n]` int32, their tokens.
+        """
         index, tokens = to_device(self.device, rows, token_ids.astype(np.int64))
         self.last_token.index_copy_(0, index, tokens)
 
     @torch.inference_mode()
     def take_back(self, rows: Int64Array) -> None:
-        """Restore the inputs of rows if the failed step had read them."""
+        """Restore the input tokens of rows, if a failed step had read and overwritten them."""
         if self.has_inputs and len(rows):
             (index,) = to_device(self.device, rows)
             self.last_token.index_copy_(0, index, self.latest_input.index_select(0, index))
 
     # Sampling creates the history in inference mode, so it may only be written in that mode.
     @torch.inference_mode()
-    def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
-        """Reset the rows of new requests, then write page numbers: see `unsent_pages`."""
+    def apply(
+        self,
+        joins: list[RowJoin],
+        updates: list[PageUpdate],
+        windows: WindowUpdate | None = None,
+    ) -> None:
+        """Reset the rows of new requests, and write changed block tables on the host.
+
+        `send_pages` sends the block tables to the device.
+        """
+        if self.windows is not None and windows is not None:
+            self.windows.update(windows)
         self.num_changes += bool(joins or updates)
         for join in joins:
             self._join(join)
         if self._slots_changed:
-            # A copy: the next change must not reach a step that is in flight.
+            # The copy keeps a later change from reaching a step in flight.
             (slots,) = to_device(self.device, self._slots_host.copy())
             self._slots.copy_(slots)
             self._slots_changed = False
@@ -157,7 +197,7 @@ class BatchRows:
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
         self.has_grammar[row] = join.has_grammar
-        # Biases become arrays once, not at each step: a request may bias the whole vocabulary.
+        # Biases become arrays once and not at each step: a request may bias the whole vocabulary.
         num_biases = len(sampling.logit_bias)
         self.biases[row] = (
             np.fromiter(sampling.logit_bias.keys(), dtype=np.int64, count=num_biases),
@@ -188,35 +228,42 @@ class BatchRows:
             self.history()[row, : len(join.output_ids)] = output_ids
 
     def choose_adapters(self, rows: Int64Array) -> Int32Array:
-        """Tell the layers whether a step of these rows uses adapters; return the rows' slots."""
+        """Enable the adapters in the layers if a step of these rows uses any.
+
+        Returns:
+            int32, the adapter slot of each row; -1 for a row without an adapter.
+        """
         slots = self._slots_host[rows]
         if self.adapters is not None:
             self.adapters.is_on = bool((slots >= 0).any())
         return slots
 
     def begin_adapters(self, token_rows: Tensor) -> AdapterSlots | None:
-        """Set the adapters of a step's tokens, if it uses any, and return `adapters`.
+        """Set which adapter each token of a step uses, if the step uses any.
 
         Args:
             token_rows: `[num_tokens]` int64 on the device, the row of each token.
+
+        Returns:
+            `adapters`, for the batch.
         """
         if self.adapters is not None and self.adapters.is_on:
             self.adapters.begin(self._slots.index_select(0, token_rows))
         return self.adapters
 
     def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
-        """Write the pages that the plan's decoding rows begin.
+        """Write the new pages of the plan's decoding rows to the block tables on the host.
 
         Args:
-            plan: the step.
-            page_size: tokens per page.
+            plan: the step's plan.
+            page_size: number of tokens per page.
             is_sent: whether the step itself sends these pages to the device.
         """
         if plan.new_pages is None:
             return
         grown = np.flatnonzero(plan.new_pages)
         rows, pages = plan.rows[grown], plan.new_pages[grown]
-        # The first entry after the pages of the computed tokens.
+        # Index of the first page after those of the computed tokens.
         entries = -(-plan.start_lens[grown] // page_size)
         self.page_table_host[rows, entries] = pages
         if not is_sent and not self._shares_memory:
@@ -233,30 +280,30 @@ class BatchRows:
             self._unsent.append(entries)
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
-        """Return the entries of the page table that the device lacks.
+        """Return the entries of the block tables that were not sent to the device yet.
 
         Returns:
-            `[n]` int64 flat indices into the table, and `[n]` int32 page numbers.
+            `[n]` int64 flat indices into `page_table`, and `[n]` int32 page numbers.
         """
         entries = np.concatenate([_NO_ENTRIES, *self._unsent])
         return entries, self.page_table_host.reshape(-1)[entries]
 
     def forget_unsent(self) -> None:
-        """Record that the device has all entries, or gets them with the step being launched."""
+        """Note that all entries were sent, or are sent with the step being launched."""
         self._unsent.clear()
 
     @torch.inference_mode()
     def send_pages(self) -> None:
-        """Send the entries of the page table that the device lacks."""
+        """Send the entries of the block tables that changed to the device."""
         if self._unsent:
             index, values = to_device(self.device, *self.unsent_pages())
             self.page_table.view(-1).index_copy_(0, index, values)
             self.forget_unsent()
 
     def history(self) -> Tensor:
-        """`[max_rows + 1, max_len]` int64 on the device: generated tokens.
+        """Return the generated tokens of all rows, `[max_rows + 1, max_len]` int64 on the device.
 
-        Allocated when a request first uses a penalty.
+        The tensor is allocated when a request first uses a penalty.
         """
         if self._history is None:
             shape = (len(self.sampling), self._max_len)

@@ -1,8 +1,9 @@
-"""Builds a rank's executor: pool, rows, graphs and runner around a model."""
+"""Builds the executor of one rank: KV pool, batch rows, CUDA graphs and runner around a model."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,6 +13,7 @@ import torch
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.cache.state_pool import SLOTS_PER_HOLD
+from runtime.cache.window_pages import pages_of_request
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -22,7 +24,7 @@ from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
 from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
-from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.memory import GIB, Budget, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner, StepRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.warmup_steps import (
@@ -32,6 +34,7 @@ from runtime.executor.warmup_steps import (
     warm_up,
     warm_up_sampling,
 )
+from runtime.executor.window_map import window_map
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import KVCache
@@ -41,11 +44,12 @@ from runtime.models.vision.model import SeeingDecoder
 
 logger = logging.getLogger(__name__)
 
-# Most of the pool's memory that recurrent states get, unless the operator says otherwise.
+# Largest share of the KV pool's memory for recurrent states, unless the operator sets the number of
+# slots.
 _STATES_SHARE = 0.45
-# More slots of recurrent states than this for each running request are rarely useful.
+# Most slots of recurrent states for each running request; more are rarely useful.
 _USEFUL_SLOTS = 16
-# Which options to change when memory is short at start-up.
+# The options to change when memory runs out at start-up, for each part of the start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
 _OF_ADAPTERS = "--max-loras-per-batch or --max-lora-rank"
@@ -55,21 +59,27 @@ _OF_GRAPHS = (
 
 
 class Report(Protocol):
-    """Reports the progress of start-up to the front."""
+    """A function that reports the progress of the start-up to the front process."""
 
     def __call__(self, phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
-        """Report `phase` and the fraction of it that is done."""
+        """Report the current phase, the fraction of it that is done, and what is being done."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """The parts with which a rank computes steps. Ranks differ only in their slice of the weights.
+    """The parts with which one rank computes steps.
 
     Attributes:
-        allocate_kv: allocates the pool's tensors again after they were released.
+        runner: launches the steps.
+        model: this rank's part of the model.
+        kv: the KV cache, one entry per layer.
+        size: size of the KV pool.
+        attention_backend: name of the attention back end.
+        weight_bytes: memory of this rank's weights.
+        allocate_kv: allocates the KV cache again after it was released.
         load_seconds: time to read the weights; set by the code that reads them.
-        adapters: `None` if the server takes none.
+        adapters: LoRA adapters; `None` if the server takes none.
     """
 
     runner: StepRunner
@@ -90,15 +100,15 @@ def build_executor(
     backend: str,
     report: Report,
 ) -> Executor:
-    """Give a loaded model its pool, rows and graphs, and run the first steps.
+    """Build the executor around a loaded model, and run warm-up steps.
 
-    All ranks call this at the same time. They wait for each other where they compute together.
+    All ranks call this at the same time, and wait for each other where they compute together.
 
     Args:
         config: the worker's configuration.
-        model: this rank's slice of the model, loaded.
+        model: this rank's part of the model, loaded.
         group: the ranks that share each layer; `None` for a single rank.
-        backend: name in `ATTENTION_BACKENDS`.
+        backend: attention back end, a name in `ATTENTION_BACKENDS`.
         report: receives the progress.
 
     Raises:
@@ -110,8 +120,8 @@ def build_executor(
     log_kernels(device.type, attention, backend, config)
     weight_bytes = sum(holder.size_bytes for _, holder in model.holders())
     if group is not None:
-        # Ranks' weights may differ in size by a bias, but decisions based on the size must not
-        # differ.
+        # The weights of the ranks may differ in size by a bias. All ranks use the smallest size, so
+        # that decisions based on it are equal.
         (weight_bytes,) = group.minimum(weight_bytes)
     adapters = None
     if config.lora is not None and model.context.adapters is not None:
@@ -143,20 +153,20 @@ def build_executor(
 
 
 def chunk_tokens(config: WorkerConfig) -> int | None:
-    """Return the maximum number of prompt tokens in a step; `None` if prompts are not cut."""
+    """Return the most prompt tokens of a step; `None` if prompts are not split into chunks."""
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
 def build_attention(config: WorkerConfig, backend: str, device_type: str) -> AttentionBackend:
-    """Create the attention back end `backend` for the largest step that the options allow."""
+    """Create an attention back end whose buffers fit the largest step that the options allow."""
     return ATTENTION_BACKENDS.load(backend)(device_type, _step_limits(config))
 
 
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
-    """Return the budget that remains after the vectors of images.
+    """Return the memory budget that remains after the vectors of images.
 
-    Two kinds of vectors take memory: the kept ones (or those of one large image), and a copy of
-    the vectors that one step reads.
+    Two kinds of image vectors take memory: those that are kept (at least those of one large image),
+    and a copy of those that one step reads.
     """
     if spec.vision is None:
         return budget
@@ -167,7 +177,7 @@ def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget
 
 
 def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
-    """Bytes of the tower's output for one image token."""
+    """Return the bytes of the image tower's output for one image token."""
     outputs = 0 if spec.vision is None else spec.vision.num_outputs
     return outputs * spec.hidden_size * parse_dtype(config.dtype).itemsize
 
@@ -175,30 +185,88 @@ def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
 def pool_of(
     config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
 ) -> PoolSize:
-    """Return the size of this model's pool if it may take `budget`.
+    """Return the size of the model's KV pool and of its recurrent states within a memory budget.
 
     Raises:
         StartupError: not even one page fits, or fewer tokens than the user requested.
     """
     num_slots, budget = with_states(config, spec, context, budget)
+    per_token = pool_bytes_per_token(spec, context)
+    per_window_token, ratio = 0, config.swa_full_tokens_ratio
+    if has_window_pages(config, spec):
+        assert ratio is not None
+        per_window_token = pool_bytes_per_token(spec, context, windowed_only=True)
+        per_token += math.ceil(per_window_token * ratio) - per_window_token
     size = size_pool(
-        pool_bytes_per_token(spec, context),
+        per_token,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         max_running_requests=config.max_running_requests,
         context_len=config.context_len,
         budget=budget,
     )
+    if per_window_token:
+        size = with_window_pages(size, config, spec, per_window_token)
     return replace(size, num_state_slots=num_slots)
+
+
+def has_window_pages(config: WorkerConfig, spec: ModelSpec) -> bool:
+    """Whether sliding-window layers get pages of their own in the KV pool."""
+    ratio = config.swa_full_tokens_ratio
+    # Whole prompts would need window pages for all of their tokens.
+    is_chunked = chunk_tokens(config) is not None
+    return ratio is not None and ratio < 1 and is_chunked and spec.grouped_window is not None
+
+
+def with_window_pages(
+    size: PoolSize, config: WorkerConfig, spec: ModelSpec, bytes_per_token: int
+) -> PoolSize:
+    """Return `size` with pages for the sliding-window layers.
+
+    Their number is a share of the pool's tokens, `--swa-full-tokens-ratio`.
+
+    Args:
+        size: size of the pool for the other layers; its bytes include the window pages.
+        config: the worker's configuration, which has the share.
+        spec: a model for which `has_window_pages` is true.
+        bytes_per_token: bytes that a token takes in the sliding-window layers.
+
+    Raises:
+        StartupError: there are too few window pages for one request.
+    """
+    window, chunk, ratio = spec.grouped_window, chunk_tokens(config), config.swa_full_tokens_ratio
+    assert window is not None
+    assert chunk is not None
+    assert ratio is not None
+    page_size = size.page_size
+    num_pages = int(size.num_pages * ratio)
+    least = pages_of_request(window, page_size) + -(-chunk // page_size)
+    if num_pages < least:
+        raise StartupError(
+            f"--swa-full-tokens-ratio {ratio:g} leaves {num_pages * page_size} tokens for layers "
+            f"with a window, of {least * page_size} that one request needs; raise it, or lower "
+            "--chunked-prefill-size."
+        )
+    logger.info(
+        "Windowed layers: %d tokens = %d pages of %d, %.2f GiB of the KV pool; at most %d requests",
+        num_pages * page_size,
+        num_pages,
+        page_size,
+        num_pages * page_size * bytes_per_token / GIB,
+        1 + (num_pages - least) // pages_of_request(window, page_size),
+    )
+    return replace(size, num_window_pages=num_pages)
 
 
 def with_states(
     config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
 ) -> tuple[int, Budget]:
-    """Return the number of slots for recurrent states, and the budget that remains.
+    """Return the number of slots for recurrent states, and the memory budget that remains.
+
+    The number is 0 if the model has no recurrent states.
 
     Raises:
-        StartupError: not even one request can run.
+        StartupError: there are too few slots for one request.
     """
     slot = spec.state_slot_bytes(context.tp_size, context.dtype.itemsize)
     if not slot:
@@ -214,13 +282,13 @@ def with_states(
         )
     taken = num_slots * slot
     left = budget.without(taken, f"{num_slots} slots of recurrent states")
-    # A pool of the size that the user requested may need more than the budget, but not this memory.
+    # If the user set the pool's size, the pool may exceed the budget, but not use this memory.
     return num_slots, replace(left, available_bytes=max(left.available_bytes - taken, 0))
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts of a runner, besides its pool."""
+    """The parts from which a runner is built, besides the KV pool."""
 
     config: WorkerConfig
     model: CausalLM
@@ -244,7 +312,7 @@ def _warm_up(
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
-    """Return the limits of the largest step: a full decode batch and a full prompt budget."""
+    """Return the limits of the largest step: all requests decode beside a full prompt budget."""
     budget = chunk_tokens(config) or config.context_len * config.max_running_requests
     return StepLimits(
         max_seqs=config.max_running_requests + 1,
@@ -260,7 +328,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
             config.mem_fraction_static, parts.weight_bytes, config.num_local_ranks * config.dp_size
         )
         if parts.adapters is not None:
-            # Allocated, but the system counts memory only once it is written.
+            # The adapters are allocated, but the system counts memory only when it is written.
             budget = budget.without(parts.adapters.size_bytes, "adapters")
     else:
         budget = cuda_budget(
@@ -272,7 +340,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
     size = pool_of(config, model.spec, model.context, budget)
     if group is None:
         return size
-    # Each stage has room for another number of tokens; the smallest counts.
+    # Each pipeline stage has room for another number of tokens, so the smallest is used.
     (num_pages,) = group.minimum_of_stages(size.num_pages)
     return replace(
         size, num_pages=num_pages, size_bytes=size.size_bytes // size.num_pages * num_pages
@@ -280,7 +348,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
 
 
 def _activation_bytes(parts: _Parts) -> int:
-    """Measure the memory that the largest prompt step needs besides weights and pool, on a GPU."""
+    """Measure how much GPU memory the largest prompt step needs besides weights and KV pool."""
     config, model = parts.config, parts.model
     most = chunk_tokens(config) or config.context_len - 1
     length = min(config.context_len - 1, most)
@@ -290,12 +358,12 @@ def _activation_bytes(parts: _Parts) -> int:
     runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    # A kernel with less memory is chosen from some length on, so a length just below may need the
-    # most.
+    # From some length on, a kernel that needs less memory is used. So a step just below this length
+    # may need the most.
     steps = [Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)]
     if length > MIN_LENGTH:
-        # Attention copies prompts whose length is not round, so a step as large is measured with
-        # copies.
+        # Attention copies prompts whose length is not round. A step of such prompts needs more
+        # memory.
         steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.spec.vocab_size, num_pages)
@@ -305,7 +373,7 @@ def _activation_bytes(parts: _Parts) -> int:
     peak = torch.cuda.max_memory_allocated() - before
     del runner
     torch.cuda.empty_cache()
-    # Logits of a full batch, twice: as computed and in float32.
+    # Add the logits of a full batch, twice: as computed and in float32.
     return peak + config.max_running_requests * model.spec.vocab_size * 8
 
 
@@ -315,7 +383,7 @@ def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
 
 def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
     config, model = parts.config, parts.model
-    # One token more than the context: with overlap a last token is still written, then dropped.
+    # One token more than the context: with overlap one more token is written, then dropped.
     max_pages = -(-(config.context_len + 1) // config.page_size)
     rows = BatchRows(
         config.max_running_requests,
@@ -327,6 +395,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         eos_token_ids=config.eos_token_ids,
         adapters=model.context.adapters,
     )
+    rows.windows = window_map(kv, config.page_size, model.context.device)
     runner = ModelRunner(
         model,
         parts.attention,
@@ -358,7 +427,7 @@ def _graph_limits(parts: _Parts) -> GraphLimits | None:
     most = _step_limits(config).max_tokens
     return GraphLimits(
         config.max_running_requests,
-        # Graphs of prompts cannot describe snapshots.
+        # Graphs with prompts cannot save snapshots of recurrent states.
         [] if spec.is_recurrent else graph_token_sizes(num_parameters, most),
         keep_hidden=config.enable_return_hidden_states,
         shares_prefixes=spec.max_window is None,

@@ -1,7 +1,7 @@
-"""Builds the model's input from a step's plan: host arrays, then tensors, then the batch.
+"""Builds the model's input from a step's plan: arrays on the host, tensors, then the batch.
 
-Steps without a graph send the arrays as they are. A graph with prompts reads them from a buffer of
-host memory, padded to its size (`runtime.executor.graph_inputs`).
+A step without a CUDA graph sends the arrays as they are. A graph with prompts reads them from a
+buffer in host memory, padded to the graph's size (`runtime.executor.graph_inputs`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from runtime.step.step_plan import Int32Array, Int64Array, StateMoves, StepPlan
 
 
 def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> Int32Array:
-    """Return `[num_tokens]`, see `ForwardBatch.key_ends`.
+    """Return `[num_tokens]` int32: for each token of a step, the number of keys that it sees.
+
+    A text token sees the keys up to its own. An image token sees all keys of its image, because
+    attention within such images is bidirectional.
 
     Args:
-        plan: the step. If it has tokens of an image, it has all of that image's remaining tokens.
-        known: index in the step of each of `plan.chunk_tokens`.
-        indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+        plan: the step's plan. If it has tokens of an image, it has all remaining ones of the image.
+        known: index in the step of each token of `plan.chunk_tokens`.
+        indptr: `[num_seqs + 1]`, where each sequence's tokens begin and end.
     """
     ahead = np.repeat(plan.start_lens - indptr[:-1], plan.query_lens)
     ends = (np.arange(1, plan.num_tokens + 1) + ahead).astype(np.int32)
@@ -43,18 +46,19 @@ ArrayT = TypeVar("ArrayT", NDArray[Any], Tensor)
 
 
 class FlatStep(NamedTuple, Generic[ArrayT]):
-    """A step's sequences, concatenated; integers on the host or on the device.
+    """The sequences of a step, concatenated: integers on the host or on the device.
 
     Attributes:
-        known_ids: `[num_tokens]`, each token, or -1 for its row's next input, which is on the
-            device; empty if all are -1.
-        token_rows: `[num_tokens]`, the row of each token.
-        positions: `[num_tokens]`, each token's position for RoPE, which is its index in the
-            sequence or what `RopeRows` gives.
-        slots: `[num_tokens]`, `page * page_size + offset` of each token.
-        rows: `[num_seqs]`, the row of each sequence.
-        seq_lens: `[num_seqs]`, keys of each sequence after this step's keys are written.
-        qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+        known_ids: `[num_tokens]`, the id of each token. -1 for the next input of a decoding row,
+            which only the device knows. Empty if all are -1.
+        token_rows: `[num_tokens]`, the batch row of each token.
+        positions: `[num_tokens]`, the RoPE position of each token: its index in the sequence, or
+            the position from `RopeRows`.
+        slots: `[num_tokens]`, where each token's key and value are written: `page * page_size +
+            offset`.
+        rows: `[num_seqs]`, the batch row of each sequence.
+        seq_lens: `[num_seqs]`, number of keys of each sequence after this step.
+        qo_indptr: `[num_seqs + 1]`, where each sequence's tokens begin and end.
         last: `[num_seqs]`, index of each sequence's last token.
     """
 
@@ -69,7 +73,7 @@ class FlatStep(NamedTuple, Generic[ArrayT]):
 
 
 def flatten(plan: StepPlan, rows: BatchRows, page_size: int) -> FlatStep[NDArray[Any]]:
-    """Flatten the plan's sequences with whole-array operations on the host."""
+    """Return the sequences of a plan, concatenated, as arrays on the host."""
     num_seqs, num_tokens = len(plan.rows), plan.num_tokens
     indptr = np.zeros(num_seqs + 1, dtype=np.int32)
     np.cumsum(plan.query_lens, out=indptr[1:])
@@ -106,16 +110,16 @@ def as_batch(
     num_pages: int | None = None,
     states: StateSteps | None = None,
 ) -> ForwardBatch:
-    """Build the model's input from a step that is on the device; does not wait.
+    """Build the model's input from a step on the device, without waiting for the device.
 
     Args:
-        step: the step, on the device, which also has the pages of its rows.
-        rows: rows of the running batch.
-        kv: key and value pages, one entry per layer.
-        attention: plans the batch later.
-        has_decodes: whether any row may decode; if not, all tokens are known.
+        step: the step. The block tables of its rows are on the device, too.
+        rows: the rows of the running batch.
+        kv: the KV cache, one entry per layer.
+        attention: the attention back end, which plans the batch later.
+        has_decodes: whether any row may decode; if not, all token ids are known.
         num_decodes: see `ForwardBatch`.
-        num_pages: how many pages of each row are enough for the step; all by default.
+        num_pages: number of pages of each row that the step may read; all by default.
         states: see `ForwardBatch`.
     """
     input_ids = step.known_ids
@@ -123,19 +127,21 @@ def as_batch(
         input_ids = rows.inputs(step.token_rows)
         if len(step.known_ids):
             input_ids = torch.where(step.known_ids < 0, input_ids, step.known_ids)
+    page_table = rows.page_table[:, :num_pages].index_select(0, step.rows)
     return ForwardBatch(
         input_ids=input_ids,
         positions=step.positions,
         slots=step.slots,
         qo_indptr=step.qo_indptr.to(torch.int32),
         seq_lens=step.seq_lens.to(torch.int32),
-        page_table=rows.page_table[:, :num_pages].index_select(0, step.rows),
+        page_table=page_table,
         num_decodes=num_decodes,
         logits_indices=step.last,
         kv=kv,
         attention=attention,
         adapters=rows.begin_adapters(step.token_rows),
         states=states,
+        window=None if rows.windows is None else rows.windows.view(page_table, step.slots),
     )
 
 
@@ -147,10 +153,19 @@ def build_batch(
     attention: AttentionBackend,
     images: ImageStore | None = None,
 ) -> ForwardBatch:
-    """Send a step to the device and build the model's input, with the vectors of `images`."""
+    """Send a step to the device and build the model's input there.
+
+    Args:
+        plan: the step's plan.
+        rows: the rows of the running batch.
+        page_size: number of tokens per page.
+        kv: the KV cache, one entry per layer.
+        attention: the attention back end, which plans the batch later.
+        images: the vectors of images; `None` if the model takes none.
+    """
     flat = flatten(plan, rows, page_size)
     wanted = flat._replace(last=flat.last[plan.samples])
-    # On a GPU, rows of a fixed length avoid recompiling kernels for another stride.
+    # On a GPU all pages are passed, because kernels are compiled again for another row length.
     is_cpu = rows.device.type == "cpu"
     batch = as_batch(
         FlatStep(*to_device(rows.device, *wanted)),
@@ -169,7 +184,8 @@ def build_batch(
         batch.whole_prompts = _whole_prompts(plan)
     if attention.reads_host:
         pages = rows.page_table_host[plan.rows]
-        batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
+        window_table = None if rows.windows is None else rows.windows.host[pages]
+        batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages, window_table)
     if plan.embed_spans:
         batch.embed_indices, batch.embeds = _given_embeds(plan, flat, rows.device)
     if plan.image_spans and images is not None:
@@ -185,20 +201,24 @@ def build_batch(
 
 
 def padding_state(kv: list[KVCache]) -> int | None:
-    """Return the slot of recurrent states that padding writes; `None` if there are none."""
+    """Return the slot of recurrent states that padding writes to; `None` if there are none."""
     return next((len(layer.states[0]) - 1 for layer in kv if layer.states), None)
 
 
 def state_steps(
     plan: StepPlan, indptr: NDArray[Any], kv: list[KVCache], device: torch.device
 ) -> StateSteps | None:
-    """Send the places of recurrent states to the device; `None` if the model has none."""
+    """Send to the device where recurrent states are read and written.
+
+    Returns:
+        `None` if the model has no recurrent states.
+    """
     padding_slot = padding_state(kv)
     if padding_slot is None:
         return None
     moves = plan.states
     if moves is None:
-        # A made-up step: it begins with zeros, and nothing reads what it leaves.
+        # A warm-up step: it begins with zeros, and its final states are not used.
         seqs = np.arange(len(plan.rows), dtype=np.int32)
         padding = np.full(len(seqs), padding_slot, dtype=np.int32)
         moves = StateMoves(np.zeros_like(seqs), seqs, plan.query_lens.astype(np.int32), padding)
@@ -217,7 +237,7 @@ def state_steps(
 
 
 def _num_single(plan: StepPlan) -> int:
-    """Return how many sequences, counted from the first, decode one token."""
+    """Return how many sequences, counted from the first, decode exactly one token."""
     if plan.num_tokens == plan.num_decodes:
         return plan.num_decodes
     is_several = plan.query_lens[: plan.num_decodes] > 1
@@ -225,7 +245,7 @@ def _num_single(plan: StepPlan) -> int:
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:
-    """Return the lengths of the last sequences without cached tokens; see `ForwardBatch`."""
+    """Return the lengths of the prompts without cached tokens at the end of the batch."""
     with_prefix = np.flatnonzero(plan.start_lens)
     first = max(plan.num_decodes, int(with_prefix[-1]) + 1 if len(with_prefix) else 0)
     lengths: list[int] = plan.query_lens[first:].tolist()

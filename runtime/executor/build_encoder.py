@@ -1,4 +1,4 @@
-"""Builds a rank's executor for embedding texts: rows and runner around a loaded model."""
+"""Builds the executor of one rank for a text encoder: batch rows and runner around a model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,17 @@ def build_encoder(
     backend: str,
     report: Report,
 ) -> Executor:
-    """Give a loaded encoder its rows and run a first step.
+    """Build the executor around a loaded text encoder, and run a first step.
 
-    Its pages take no memory. They exist because the scheduler bounds the running texts by pages.
+    An encoder keeps nothing between steps. Its pages exist only because the scheduler limits the
+    running requests by pages; they take no memory.
+
+    Args:
+        config: the worker's configuration.
+        model: this rank's part of the model, loaded.
+        group: the ranks that share each layer; `None` for a single rank.
+        backend: attention back end of causal models, a name in `ATTENTION_BACKENDS`.
+        report: receives the progress.
 
     Raises:
         StartupError: there is too little memory; the message is one line.
@@ -43,7 +51,7 @@ def build_encoder(
         )
         attention = None
         if model.sees_backward_only:
-            # A text is computed as a whole, even if it is longer than a step's budget.
+            # A text is computed in one step, even if it exceeds the token budget of a step.
             budget = chunk_tokens(config)
             longest = -1 if budget is None else max(budget, config.context_len)
             whole = replace(config, chunked_prefill_size=longest)

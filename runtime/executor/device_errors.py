@@ -1,4 +1,4 @@
-"""Errors that leave a device unusable, so that its process must end."""
+"""Recognizes errors after which a device cannot be used, so that its process must end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from runtime.errors import DeviceLost
 from runtime.executor.out_of_memory import is_out_of_memory
 
-# CUDA errors after which every later call in the same context fails too. These are the messages of
-# CUDA's driver and runtime, as libraries print them.
+# Messages of CUDA errors after which every later call in the same context fails, too. They are the
+# messages of CUDA's driver and runtime, as libraries print them.
 _STICKY = (
     "device-side assert triggered",
     "illegal memory access",
@@ -35,15 +35,15 @@ _STICKY = (
     "CUDA_ERROR_LAUNCH_FAILED",
     "CUDA_ERROR_ECC_UNCORRECTABLE",
 )
-# After these errors the ranks of a step no longer agree on their state.
+# After these errors of collective operations, the ranks of a step no longer agree on their state.
 _COLLECTIVE = ("NCCL error", "NCCL communicator was aborted")
 
 
 def lost_device(error: BaseException) -> DeviceLost | None:
-    """Return the error's message about its device; `None` if the device still works.
+    """Return the error as `DeviceLost` if the device no longer works; else `None`.
 
     Running out of memory does not make a device unusable. If the message is unknown, the device is
-    tested, because many CUDA errors concern only one launch.
+    tested, because many CUDA errors affect only one launch.
     """
     if isinstance(error, RuntimeError) and not is_out_of_memory(error):
         text = str(error)
@@ -63,7 +63,9 @@ def lost_device(error: BaseException) -> DeviceLost | None:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Turn errors of a failed device into `DeviceLost`; other errors pass unchanged.
+    """Raise `DeviceLost` for errors in the block after which the device no longer works.
+
+    Other errors pass unchanged.
 
     Raises:
         DeviceLost: the device failed inside the block.
@@ -76,7 +78,7 @@ def losing_device() -> Iterator[None]:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raise `DeviceLost` if an error means that the device has failed.
+    """Raise `DeviceLost` if the device no longer works after `error`.
 
     Raises:
         DeviceLost: the device no longer works.
@@ -87,6 +89,6 @@ def raise_if_lost(error: Exception) -> None:
 
 
 def _line(error: BaseException) -> str:
-    # The lines after the first are advice on debugging.
+    # The message's other lines are advice on debugging.
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else 'no message'}"

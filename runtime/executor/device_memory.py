@@ -1,4 +1,4 @@
-"""Device memory that can be released while nothing runs: KV pages and CUDA graphs."""
+"""Releases and restores device memory while nothing runs: the KV cache and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from runtime.models.attention.forward_batch import KVCache
 
 
 class DeviceMemory:
-    """One rank's device memory besides the weights.
+    """The device memory of one rank, except the weights.
 
     Attributes:
-        kv_is_released: whether the pages are released; then no step may run until `restore_kv`.
+        kv_is_released: whether the KV cache is released. If so, no step may run until `restore_kv`.
     """
 
     def __init__(
         self, runner: StepRunner, kv: list[KVCache], allocate: Callable[[], list[KVCache]]
     ) -> None:
-        """Manage `kv`, the list that `runner` and its graphs share, allocated by `allocate`."""
+        """Manage the memory of `runner`.
+
+        Args:
+            runner: launches the steps.
+            kv: the KV cache, one entry per layer. The runner and its graphs use this list object.
+            allocate: allocates the KV cache again.
+        """
         self._runner = runner
         self._kv = kv
         self._allocate = allocate
@@ -31,21 +37,24 @@ class DeviceMemory:
 
     @property
     def graphs_are_missing(self) -> bool:
-        """Whether graphs existed and have been dropped."""
+        """Whether CUDA graphs existed and were dropped."""
         return self._had_graphs and not self._runner.has_graphs
 
     def release_kv(self) -> None:
-        """Release all pages and images, and the graphs, because they contain addresses of pages."""
+        """Release the KV cache and the vectors of images.
+
+        The CUDA graphs are released too, because they contain addresses of the KV cache.
+        """
         self._kv.clear()
         self._runner.drop_images()
         self.kv_is_released = True
         self.release_graphs()
 
     def restore_kv(self) -> None:
-        """Allocate the memory of the pages again; the pages are empty.
+        """Allocate the KV cache again; its pages are empty.
 
         Raises:
-            MemoryError: too little memory; the pages stay released.
+            MemoryError: there is too little memory; the KV cache stays released.
         """
         if not self.kv_is_released:
             return
@@ -57,17 +66,20 @@ class DeviceMemory:
         self.kv_is_released = False
 
     def release_graphs(self) -> None:
-        """Drop the CUDA graphs; steps run without them."""
+        """Release the CUDA graphs; steps run without them."""
         self._runner.drop_graphs()
 
     def restore_graphs(self, beat: Callable[[], None]) -> None:
-        """Capture the graphs again, for the current addresses."""
+        """Capture the CUDA graphs again, if they were released.
+
+        `beat` is called now and then, as a heartbeat of the process.
+        """
         if self.graphs_are_missing:
             self._runner.capture_graphs(lambda _: beat())
 
 
 def give_back() -> None:
-    """Return freed memory to the device or to the system."""
+    """Return memory that is no longer used to the device or to the operating system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

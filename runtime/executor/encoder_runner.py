@@ -1,4 +1,4 @@
-"""Runs the steps of a model that outputs numbers for each text, without pages and sampler."""
+"""Runs the steps of a text encoder, which outputs a vector or scores for each text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runtime.step.step_plan import Int64Array, MaskSource, StepPlan
 
 
 class EncoderRunner(StepRunner):
-    """Computes whole texts, each in one step. A text's pooled output is an extra of its request.
+    """Computes whole texts, each in one step, without KV cache and sampling.
 
-    The scheduler counts a sample for each text, as it does for requests that only report on a
-    prompt. The sampled token has no meaning and is not sent.
+    The output of a text is an extra output of its request. The scheduler expects a sampled token
+    for each text; it gets a zero, which is not sent to clients.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class EncoderRunner(StepRunner):
         is_alone: bool,
         attention: AttentionBackend | None = None,
     ) -> None:
-        """Run `model`.
+        """Create a runner for `model`.
 
         Args:
             model: the loaded model.
-            rows: rows of the running batch.
-            is_alone: whether no other rank computes the steps.
-            attention: attention back end, for a causal model.
+            rows: the rows of the running batch.
+            is_alone: whether this rank computes the steps alone.
+            attention: attention back end; only causal models need it.
         """
         super().__init__(rows, is_alone=is_alone)
         self._model = model
@@ -51,7 +51,7 @@ class EncoderRunner(StepRunner):
         *,
         with_graphs: bool = True,  # noqa: ARG002  # there are none
     ) -> Computed:
-        # Pages are unused, so page updates need not be sent to the device.
+        # The pages are not used, so the block tables need not be sent to the device.
         self._rows.forget_unsent()
         extras, device = self._rows.extras, self._rows.device
         reads_hidden = extras.reads_hidden[plan.rows].any()
@@ -78,15 +78,17 @@ class EncoderRunner(StepRunner):
 
 
 def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatch | None:
-    """Do what `pack_texts` does with shared prefixes, for a causal model that reads the last token.
+    """Concatenate the texts of a step; compute a common beginning of several texts only once.
+
+    Only for causal models that read the last token of a text.
 
     Args:
-        plan: the step.
-        device: where it is computed.
-        grain: shared lengths are multiples of this many tokens.
+        plan: the step's plan.
+        device: where the step is computed.
+        grain: common beginnings are rounded down to a multiple of this many tokens.
 
     Returns:
-        `None` if no texts share a prefix.
+        The batch; `None` if no texts begin with the same tokens.
     """
     bounds = np.cumsum(plan.query_lens)
     lenders, lengths = shared_beginnings(np.split(plan.chunk_tokens, bounds[:-1]), grain)
@@ -107,13 +109,14 @@ def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatc
 def pack_texts(
     plan: StepPlan, device: torch.device, parts: Int64Array | None = None
 ) -> EncoderBatch:
-    """Return the texts of a step, concatenated; all of them are whole.
+    """Concatenate the texts of a step.
 
     Args:
-        plan: the step.
-        device: where it is computed.
-        parts: `[num_texts, 2]`: number of tokens of the first text of each pair, and of the prompt
-            that each text's vector excludes; 0 for none. Absent if all are 0.
+        plan: the step's plan; each text is complete.
+        device: where the step is computed.
+        parts: `[num_texts, 2]` int64. The first column has, for a pair of texts, the number of
+            tokens of the first text. The second column has the number of prompt tokens to exclude
+            from the text's vector. 0 stands for none; `None` if all are 0.
     """
     assert not plan.start_lens.any(), "texts are computed in one step"
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)

@@ -1,6 +1,7 @@
-"""Counts how often each expert is chosen, on the device without waiting, and writes files.
+"""Counts how often each expert of a mixture-of-experts model is chosen, and writes the counts.
 
-The file formats are SGLang's; see `docs/experts.md`.
+The counts stay on the device until they are written, so recording does not wait for the device. The
+file formats are SGLang's; see `docs/experts.md`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ _PREFIX = "expert_distribution_recorder"
 
 @dataclass(frozen=True)
 class _Pass:
-    """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept.
+    """One recorded step.
 
-    Ids of sampled tokens are on the device, in `decoded`. The host's `input_ids` have -1 for them
-    until the record is written.
+    Attributes:
+        number: number of the step since recording began.
+        counts: `[num_layers, num_experts]`, how often each expert was chosen.
+        tokens: data about each token; empty unless it is kept.
+        decoded: on the device, ids of the tokens that were sampled by earlier steps. Until the
+            record is written, `tokens["input_ids"]` has -1 in their places.
     """
 
     number: int
@@ -43,18 +48,18 @@ class _Pass:
 
 
 class ExpertRecorder:
-    """Records of one rank's steps between `start` and `stop`.
+    """Records the steps of one rank between `start` and `stop`.
 
-    All ranks that share layers choose the same experts for the same tokens, so one rank's counts
-    are complete.
+    All ranks that share a layer choose the same experts for the same tokens. So the counts of one
+    rank are complete.
     """
 
     def __init__(self, mode: RecorderMode, size: int, rank: int, counts: ExpertCounts) -> None:
-        """Record nothing yet.
+        """Start without recording.
 
         Args:
-            mode: which data is kept of a step.
-            size: how many of the latest steps are kept; -1 for all.
+            mode: which data about a step is kept.
+            size: number of steps that are kept, the latest ones; -1 for all.
             rank: rank of this process.
             counts: the counters that the model's layers write to.
         """
@@ -64,25 +69,25 @@ class ExpertRecorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether steps are recorded."""
+        """Whether steps are being recorded."""
         return self._counts.is_on
 
     def start(self) -> None:
-        """Clear the record, and record from the next step on."""
+        """Delete the record, and record from the next step on."""
         self._forget()
         self._counts.is_on = True
         self._counts.keeps_ids = self._mode == "per_token"
 
     def stop(self) -> None:
-        """Stop recording; the record stays until it is written or recording starts again."""
+        """Stop recording. The record stays until it is written or recording starts again."""
         self._counts.is_on = False
 
     def end_step(self, plan: StepPlan, latest_input: Tensor) -> None:
-        """Keep the layers' counts of the step that was just launched.
+        """Add the step that was just launched to the record.
 
         Args:
-            plan: the step.
-            latest_input: see `BatchRows`, as that step left it.
+            plan: the step's plan.
+            latest_input: `BatchRows.latest_input` after this step.
         """
         counts, ids = self._counts.take()
         tokens: dict[str, Any] = {}
@@ -109,7 +114,10 @@ class ExpertRecorder:
             del self._passes[0]
 
     def dump(self) -> Path | None:
-        """Write the record and clear it; return the file if this rank writes one.
+        """Write the record to a file and delete it.
+
+        Returns:
+            The file; `None` if another rank writes it.
 
         Raises:
             InvalidRequest: the folder is not writable.
@@ -171,7 +179,7 @@ class ExpertRecorder:
 
 
 def _write_csv(path: Path, total: Tensor) -> None:
-    """Write the sum over all steps beside `path`; `headrace experts` reads it."""
+    """Write the sums over all steps to a CSV file beside `path`, for `headrace experts`."""
     with path.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["layer_id", "expert_id", "count"])

@@ -1,4 +1,4 @@
-"""Captures device work as a CUDA graph."""
+"""Captures work on a GPU as a CUDA graph, which can be launched again at little cost."""
 
 from __future__ import annotations
 
@@ -10,53 +10,60 @@ import torch
 
 
 class Graph(Protocol):
-    """Captured work."""
+    """Work on a GPU that was captured."""
 
     def replay(self) -> None:
-        """Launch the work once more, without waiting."""
+        """Launch the captured work once more, without waiting for its end."""
 
 
 class GraphPool:
-    """The resources for one runner's graphs: a memory pool, and one stream for all.
+    """The resources that all graphs of one runner share: a memory pool and a stream.
 
-    cuBLAS has a workspace per stream, 32 MiB on a Hopper GPU. All graphs on one stream share it,
-    and it does not come from the graphs' pool. The stream is not shared with other runners, because
-    newer versions of torch free the workspace when a graph captured there is destroyed.
+    cuBLAS allocates a workspace for each stream, 32 MiB on a Hopper GPU, which is not in the pool.
+    As all graphs are captured on one stream, they share this workspace. Runners do not share the
+    stream, because newer versions of torch free the workspace when a graph that was captured on the
+    stream is destroyed.
     """
 
     def __init__(self) -> None:
-        """Create a stream on the current device."""
+        """Create a stream and an empty memory pool on the current device."""
         self.stream = torch.cuda.Stream()
         self.renew()
 
     def renew(self) -> None:
-        """Start with an empty pool. All graphs captured here before must have been destroyed."""
+        """Start again with an empty memory pool; all earlier graphs must have been destroyed."""
         # torch does not export the type.
         self.handle: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Run `work` once, to compile kernels and initialise libraries, then capture it."""
+        """Capture the kernels that `work` launches, and return the graph.
+
+        `work` runs once before the capture, to compile kernels and initialize libraries. It runs
+        a second time to be captured.
+        """
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         try:
             with torch.cuda.stream(self.stream):
                 work()
         finally:
-            # Work launched by a failed run still uses the kernels' shared memory.
+            # After a failed run too, work that was launched still uses the kernels' shared memory.
             current.wait_stream(self.stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Garbage collection may free an earlier engine's graphs and memory and spoil the capture.
+        # Garbage collection could free graphs and memory of an earlier engine, which would break
+        # the capture.
         collects = gc.isenabled()
         gc.disable()
         try:
-            # During the capture, NCCL's watchdog queries events of the warm-up on another thread.
+            # NCCL's watchdog thread queries events during the capture, which is allowed in this
+            # mode only.
             with torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             ):
                 work()
         finally:
-            # torch does not restore the stream if a capture fails while ending.
+            # If a capture fails at its end, torch does not restore the current stream.
             torch.cuda.set_stream(current)
             if collects:
                 gc.enable()

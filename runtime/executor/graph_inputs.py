@@ -1,7 +1,7 @@
-"""The inputs of a graph for each step: a buffer of numbers in host memory, which the graph reads.
+"""Describes each step to its CUDA graph in a buffer of integers in host memory.
 
-If each row decodes one token, the buffer names rows and lengths, and the device gathers the rest.
-If a step has prompts, the buffer describes every token.
+If each sequence decodes one token, the buffer has batch rows and lengths, and the device gathers
+the other inputs. If a step has prompts, the buffer describes every token.
 """
 
 from __future__ import annotations
@@ -22,61 +22,69 @@ from runtime.models.attention.backend import AttentionBackend
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache, StateSteps
 from runtime.step.step_plan import Int64Array, StepPlan
 
-# Buffers are used in turn. Two steps may be in flight, so the buffer before theirs is no longer
-# read.
+# The buffers are used in turn. At most two steps are in flight, so the buffers before theirs are no
+# longer read.
 NUM_BUFFERS = 4
-# Counted in numbers of 8 bytes: 128 bytes are two cache lines of the host, and one read of a GPU.
+# Number of int64 values that a buffer's size is a multiple of. 128 bytes are two cache lines of the
+# host, and one read of a GPU.
 _BUFFER_GRAIN = 16
 
 
 class HostBuffers:
-    """Buffers of pinned int64 numbers; each step of a runner uses the next buffer.
+    """Several buffers of int64 values in host memory; each step uses the next one.
 
     Attributes:
-        buffers: `[NUM_BUFFERS, size]`.
-        numbers: each buffer, for the host to write.
-        turn: index of the buffer of the latest step.
+        buffers: `[NUM_BUFFERS, size]` int64, pinned for a GPU.
+        numbers: each buffer as an array that the host writes.
+        turn: index of the buffer that the latest step uses.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate the buffers for graphs on `device`, each of at least `size` numbers."""
+        """Allocate buffers of at least `size` values each, for graphs on `device`."""
         self.buffers = host_buffers(device, size)
         self.numbers: list[Int64Array] = list(self.buffers.numpy())
         self.turn = 0
 
     @property
     def following(self) -> int:
-        """Index of the buffer that was read the longest ago; the next step uses it."""
+        """Index of the buffer for the next step: the one that was used the longest ago."""
         return (self.turn + 1) % NUM_BUFFERS
 
     def free(self) -> list[Int64Array]:
-        """The buffers that no step in flight uses: all but the latest two."""
+        """Return the buffers that no step in flight uses: all but the latest two."""
         return [self.numbers[(self.turn + i) % NUM_BUFFERS] for i in range(1, NUM_BUFFERS - 1)]
 
 
 def host_buffers(device: torch.device, size: int) -> Tensor:
     """Return `[NUM_BUFFERS, at least size]` int64 zeros in host memory that `device` can read.
 
-    For a GPU the memory is pinned. A buffer begins at the alignment that kernels are compiled for.
-    It fills whole cache lines, so that device and host never write to the same cache line.
+    For a GPU the memory is pinned. Each buffer fills whole cache lines, so that the device and the
+    host never write to the same cache line. This also gives the alignment that kernels need.
     """
     width = -(-size // _BUFFER_GRAIN) * _BUFFER_GRAIN
     return torch.zeros(NUM_BUFFERS, width, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 class GraphInputs(ABC):
-    """The layout of a buffer: where each input of a bucket's graph is.
+    """The layout of a buffer: which of its values are which input of a bucket's graph.
 
     Attributes:
-        parts: slice of the buffer for each input, by name; `rows` and `wants_logits` are among
-            them.
-        padding: the content of a buffer without any sequence.
+        parts: slice of the buffer for each input, by name. Each layout has `rows` and
+            `wants_logits`.
+        padding: content of a buffer that describes no sequence.
     """
 
     def __init__(
         self, bucket: Bucket, rows: BatchRows, page_size: int, **fields: tuple[int, int]
     ) -> None:
-        """Lay out `fields`: for each its length and its padding value."""
+        """Create the layout.
+
+        Args:
+            bucket: the bucket whose graph reads the buffer.
+            rows: the rows of the running batch.
+            page_size: number of tokens per page.
+            fields: the length and the padding value of each input.
+        """
         self._bucket = bucket
         self._rows = rows
         self._page_size = page_size
@@ -92,18 +100,18 @@ class GraphInputs(ABC):
             self.padding[self.parts[name]] = value
 
     def pad(self, buffer: Int64Array) -> None:
-        """Fill a buffer with padding, so that it describes no sequence."""
+        """Fill a buffer with the padding values, so that it describes no sequence."""
         buffer[: len(self.padding)] = self.padding
 
     @abstractmethod
     def put(self, buffer: Int64Array, plan: StepPlan) -> None:
-        """Write a step that fits the bucket to a padded buffer."""
+        """Write a step that fits the bucket into a buffer that `pad` has filled."""
 
     @abstractmethod
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Build the model's input from a buffer on the device; captured in the graph."""
+        """Build the model's input from the buffer's copy on the device; captured in the graph."""
 
     def _read(self, numbers: Tensor, *names: str) -> list[Tensor]:
         return [numbers[self.parts[name]] for name in names]
@@ -114,23 +122,27 @@ class GraphInputs(ABC):
 
 
 class DecodeGraphInputs(GraphInputs):
-    """Rows that decode one token each; tokens and pages are on the device."""
+    """The layout for sequences that decode one token each; their tokens are on the device."""
 
     def __init__(
         self, bucket: Bucket, rows: BatchRows, page_size: int, padding_state: int | None = None
     ) -> None:
-        """Lay out a buffer; `padding_state` is the slot that padding writes states to, if any."""
+        """Create the layout.
+
+        `padding_state` is the slot to which padding writes recurrent states; `None` if the model
+        has none.
+        """
         length = bucket.num_seqs
         fields = {"seq_lens": (length, 1), "new_pages": (length, 0)}
         self._has_states = padding_state is not None
         if padding_state is not None:
             fields |= {"state_reads": (length, 0), "state_saves": (length, padding_state)}
         super().__init__(bucket, rows, page_size, **fields)
-        # These bounds are the same in every step.
+        # Bounds of the sequences' tokens; they are the same in every step.
         self._indptr = torch.arange(length + 1, dtype=torch.int32, device=rows.device)
 
     def put(self, buffer: Int64Array, plan: StepPlan) -> None:
-        """Write rows, lengths, and the pages that rows begin."""
+        """Write batch rows, lengths, and the new pages of these rows."""
         self._rows.grow(plan, self._page_size, is_sent=True)
         self._rows.send_pages()
         self._write(buffer, "rows", plan.rows)
@@ -144,7 +156,7 @@ class DecodeGraphInputs(GraphInputs):
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Gather the inputs from the rows."""
+        """Gather the tokens, positions and block tables of the rows."""
         state, page_size = self._rows, self._page_size
         rows, lens, pages = self._read(numbers, "rows", "seq_lens", "new_pages")
         read = decode_inputs(
@@ -153,6 +165,7 @@ class DecodeGraphInputs(GraphInputs):
         if state.rope is not None:
             shifted = read.positions + state.rope.delta.index_select(0, rows)
             read = read._replace(positions=shifted)
+        windows = state.windows
         return ForwardBatch(
             **read._asdict(),
             qo_indptr=self._indptr,
@@ -163,6 +176,7 @@ class DecodeGraphInputs(GraphInputs):
             shares_prefixes=self._bucket.shares_prefixes,
             adapters=state.begin_adapters(rows),
             states=self._states(numbers) if self._has_states else None,
+            window=None if windows is None else windows.view(read.page_table, read.slots),
         )
 
     def _states(self, numbers: Tensor) -> StateSteps:
@@ -172,13 +186,17 @@ class DecodeGraphInputs(GraphInputs):
 
 
 class PromptGraphInputs(GraphInputs):
-    """Prompt chunks, possibly beside decoding rows; page table updates travel with the step."""
+    """The layout for prompt chunks, with or without decoding sequences.
+
+    Changes of block tables are part of the buffer.
+    """
 
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
-        """Lay out a buffer."""
+        """Create the layout."""
         tokens, seqs = bucket.num_tokens, bucket.num_seqs
         self._has_decodes = bucket.kind == "mixed"
-        # Page table entries that travel with the step: enough for the pages of its own tokens.
+        # Number of changed block table entries that fit into the buffer: enough for the pages of
+        # the step's own tokens.
         self._num_entries = tokens // page_size + 2 * seqs
         super().__init__(
             bucket,
@@ -187,18 +205,18 @@ class PromptGraphInputs(GraphInputs):
             known_ids=(tokens, -1 if self._has_decodes else 0),
             token_rows=(tokens, rows.padding_row),
             positions=(tokens, 0),
-            # A token with this slot is not written.
+            # The key and value of a token with this slot are not written.
             slots=(tokens, -1),
             seq_lens=(seqs, 0),
             qo_indptr=(seqs + 1, 0),
             last=(seqs, 0),
-            # The first page of the padding row, which is always 0: any write leaves it unchanged.
+            # Unused entries write a 0 to the first page of the padding row, which is always 0.
             entries=(self._num_entries, rows.padding_row * rows.page_table.shape[1]),
             pages=(self._num_entries, 0),
         )
 
     def put(self, buffer: Int64Array, plan: StepPlan) -> None:
-        """Write the description of every token, and the pages that the device lacks."""
+        """Write the description of every token, and the changed entries of the block tables."""
         rows = self._rows
         rows.grow(plan, self._page_size)
         flat = flatten(plan, rows, self._page_size)
@@ -207,7 +225,8 @@ class PromptGraphInputs(GraphInputs):
             self._write(buffer, name, numbers)
         entries, pages = rows.unsent_pages()
         if len(entries) > self._num_entries:
-            # More entries than fit, for example of a long cached prefix, are sent separately.
+            # More entries changed, for example because of a long cached prefix, so they are sent
+            # separately.
             rows.send_pages()
         else:
             self._write(buffer, "entries", entries)
@@ -216,11 +235,11 @@ class PromptGraphInputs(GraphInputs):
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Write the pages, then gather the inputs."""
+        """Write the changed entries to the block tables, then gather the inputs."""
         entries, pages = self._read(numbers, "entries", "pages")
         self._rows.page_table.view(-1).index_copy_(0, entries, pages.to(torch.int32))
         step, mixed = FlatStep(*self._read(numbers, *FlatStep._fields)), self._has_decodes
-        # Only the device knows which rows decode.
+        # The number of decoding sequences differs between steps, so only the device knows it.
         num_decodes = None if mixed else 0
         return as_batch(step, self._rows, kv, attention, has_decodes=mixed, num_decodes=num_decodes)
 
@@ -228,9 +247,13 @@ class PromptGraphInputs(GraphInputs):
 def inputs_of(
     bucket: Bucket, rows: BatchRows, page_size: int, padding_state: int | None = None
 ) -> GraphInputs:
-    """Return the layout of a bucket's buffer.
+    """Return the layout of the buffer for a bucket's graph.
 
-    `padding_state` is the slot of recurrent states that padding writes; `None` if there are none.
+    Args:
+        bucket: the bucket.
+        rows: the rows of the running batch.
+        page_size: number of tokens per page.
+        padding_state: slot to which padding writes recurrent states; `None` if there are none.
     """
     if bucket.decodes:
         return DecodeGraphInputs(bucket, rows, page_size, padding_state)

@@ -1,12 +1,12 @@
-"""Steps as CUDA graphs: one graph for each bucket of sequences and tokens.
+"""Runs steps as CUDA graphs: one graph for each bucket of sequences and tokens.
 
-A graph first reads the step's description from a buffer in host memory. Everything else (input
-tokens, page table, KV pages) is in device memory at fixed addresses. A smaller step is padded; no
-request reads the padding's keys and values. The device writes the step's tokens directly to another
-buffer in host memory. Successive steps use different buffers of both kinds.
+A graph first reads the step's description from a buffer in host memory. All other inputs (tokens,
+block tables, KV cache) are in device memory at fixed addresses. A step that is smaller than the
+bucket is padded; the padding's keys and values are never read. The graph writes the step's tokens
+to another buffer in host memory. Successive steps use different buffers of both kinds.
 
-A model of a few hundred million parameters computes even a short prompt faster than Python can
-launch its kernels one by one.
+Without a graph, Python launches the kernels one by one. For a model of a few hundred million
+parameters this takes longer than the computation, even for a short prompt.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from runtime.step.step_plan import Int64Array, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# Larger batches are rare, so their graphs are captured at first use.
+# Graphs of larger decode batches are captured at their first use, because such batches are rare.
 FIRST_BATCHES = 256
 
 
 class GraphRunner:
-    """Runs the steps that fit a bucket.
+    """Captures CUDA graphs, and runs the steps that fit one of them.
 
     Attributes:
-        logits: `[max_batch, vocab_size]` float32, the logits of each sequence's last token, from
-            the latest step that was run with `wants_logits`.
-        hidden: `[max_batch, hidden_size]`, the hidden states that the logits are computed from;
-            `None` unless kept.
+        buckets: all buckets, with or without a graph.
+        logits: `[max_batch, vocab_size]` float32, the logits of each sequence's last token in the
+            latest step that was run with `wants_logits`.
+        hidden: `[max_batch, hidden_size]`, the hidden states from which the logits are computed;
+            `None` unless graphs keep them.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class GraphRunner:
         limits: GraphLimits,
         share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Allocate the host's buffers; capture nothing yet. See `ModelRunner`."""
+        """Allocate the buffers; capture nothing yet. For the arguments see `ModelRunner`."""
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -87,13 +88,13 @@ class GraphRunner:
             bucket: inputs_of(bucket, rows, page_size, padding_state(kv)) for bucket in known
         }
         self._graphs: dict[Bucket, Graph] = {}
-        # Buckets for which there was too little memory.
+        # Buckets whose graph could not be captured later, mostly for lack of memory.
         self._refused: set[Bucket] = set()
         device = rows.device
         most = max(len(each.padding) for each in self._inputs.values())
         self._host = HostBuffers(most, device)
         self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
-        # The device's count of the host's buffers: the index of the one that it read last.
+        # The device's copy of `HostBuffers.turn`: index of the buffer that a graph read last.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._kept = host_buffers(device, limits.max_batch)
         self._kept_buffers = list(self._kept.numpy())
@@ -102,14 +103,15 @@ class GraphRunner:
 
     @property
     def captured(self) -> list[Bucket]:
-        """The buckets that have a graph."""
+        """The buckets that have a graph, in ascending order."""
         return sorted(self._graphs)
 
     def capture(self, progress: Callable[[float], None]) -> None:
-        """Capture the graphs; decode batches above `FIRST_BATCHES` get theirs at first use.
+        """Capture the graphs; `progress` receives the fraction done.
 
-        Ranks that share each layer capture all graphs now, because later a rank could not report
-        that it lacks memory for one. If capturing fails, no graphs are kept.
+        Graphs of decode batches above `FIRST_BATCHES` are captured at their first use. Only if
+        several ranks share the layers, these are captured now, too: later a rank could not tell the
+        others that its memory is too small. If a capture fails, no graph is kept.
         """
         started, free_before = time.perf_counter(), self._free_bytes()
         self._pool.renew()
@@ -125,19 +127,20 @@ class GraphRunner:
         try:
             shape = self._limits.max_batch, self._rows.vocab_size
             self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
-            # Largest first, so that the smaller ones fit into its memory.
+            # The largest graph comes first, so that the smaller ones fit into its memory.
             for done, bucket in enumerate(sorted(first, reverse=True)):
                 progress(done / len(first))
                 self._capture(bucket)
         except BaseException:
-            # A partial set must not stay: `find` uses any graph that exists.
+            # `find` uses every graph that exists, so an incomplete set must not stay.
             self.drop()
             raise
         seconds = time.perf_counter() - started
         logger.info("Captured %d CUDA graphs in %.2f s", len(first), seconds)
         sharing = [each for each in self._sharing.values() if each.num_seqs <= FIRST_BATCHES]
         if is_alone and sharing:
-            # Capture one of them now to compile its kernels; failure is harmless.
+            # One graph for shared prefixes is captured now to compile its kernels. A failure does
+            # no harm.
             self._capture_later(sharing[-1])
         free = self._free_bytes()
         if free_before is not None and free is not None:
@@ -152,8 +155,8 @@ class GraphRunner:
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
     def _capture(self, bucket: Bucket) -> None:
-        # The work also runs once before the capture. It gets padded buffers that no step in flight
-        # uses: the buffers of earlier steps may name rows that belong to other requests by now.
+        # The work runs once before the capture. It reads padded buffers that no step in flight
+        # uses, because buffers of earlier steps may name rows that belong to other requests now.
         for buffer in self._host.free():
             self._inputs[bucket].pad(buffer)
         if bucket.shares_prefixes and self._prefixes is not None:
@@ -168,11 +171,11 @@ class GraphRunner:
         try:
             self._capture(bucket)
         except Exception as error:
-            # A capture reports out of memory in many ways. Trying again at every step would be
-            # worse than running without the graph, whatever the error was.
+            # There are many errors for too little memory. Whatever the error was, to run without
+            # the graph is better than to try again at every step.
             self._refused.add(bucket)
             if self._turn.is_cuda:
-                # The work already launched reads a buffer that the next step writes.
+                # Work that was launched still reads a buffer that the next step writes.
                 torch.cuda.synchronize()
             shared = bucket.shares_prefixes
             instead = "reads shared prefixes row by row" if shared else "runs without"
@@ -183,14 +186,14 @@ class GraphRunner:
         logger.info("Captured the decode graph of batch %d%s in %.2f s", size, kind, seconds)
 
     def drop(self) -> None:
-        """Drop every graph; `capture` makes them again."""
+        """Destroy all graphs; `capture` captures them again."""
         self._graphs.clear()
         self.logits = torch.empty(0)
 
     def find(self, plan: StepPlan) -> Bucket | None:
-        """Return the smallest bucket that fits the step and has a graph, if there is one.
+        """Return the smallest bucket that fits a step and has a graph; `None` if there is none.
 
-        A larger decode batch gets its graph at its first use.
+        A decode batch above `FIRST_BATCHES` gets its graph at its first use.
         """
         if not self._graphs:
             return None
@@ -209,7 +212,7 @@ class GraphRunner:
         return _adapted(bucket)
 
     def _with_prefixes(self, bucket: Bucket, plan: StepPlan) -> Bucket:
-        """The shared-prefix bucket that replaces `bucket`, if the step has shared prefixes."""
+        """Return the shared-prefix bucket if the step shares prefixes, else `bucket`."""
         sharing, prefixes = self._sharing.get(bucket), self._prefixes
         if sharing is None or prefixes is None or not prefixes.find(plan.rows, plan.start_lens + 1):
             return bucket
@@ -221,16 +224,17 @@ class GraphRunner:
         return bucket in self._graphs
 
     def run(self, bucket: Bucket, plan: StepPlan, *, wants_logits: bool) -> Int64Array:
-        """Compute a step.
+        """Launch a step.
 
         Args:
             bucket: the step's bucket, from `find`.
-            plan: the step.
+            plan: the step's plan.
             wants_logits: whether `logits` is read afterwards.
 
         Returns:
-            `[num_seqs]`, the token of each sequence's largest logit, `NAN_TOKEN` for NaN. It is
-            valid once the device has run the step, and until the fourth run from now.
+            `[num_seqs]` int64 in host memory, the token of each sequence's largest logit, or
+            `NAN_TOKEN` for NaN. The tokens are valid when the device has run the step, and until
+            the fourth run from now.
         """
         inputs, turn = self._inputs[bucket], self._host.following
         buffer = self._host.numbers[turn]
@@ -240,7 +244,8 @@ class GraphRunner:
         if bucket.shares_prefixes and self._prefixes is not None:
             self._prefixes.send()
         self._graphs[bucket].replay()
-        # Both counts advance together: a graph that could not be launched advances neither.
+        # The host's index and the device's index advance together. If the launch fails, neither
+        # does.
         self._host.turn = turn
         self._rows.forget_unsent()
         self._rows.has_inputs = True
@@ -258,7 +263,7 @@ class GraphRunner:
         hidden = self._model.forward(batch)
         if self._limits.keep_hidden:
             if self.hidden is None:
-                # Created by the first run, which precedes any capture: one buffer for all graphs.
+                # The first run precedes all captures, so all graphs use this buffer.
                 self.hidden = hidden.new_zeros(self._limits.max_batch, hidden.shape[1])
             self.hidden[: bucket.num_seqs].copy_(hidden)
         token_ids = greedy_tokens(

@@ -1,6 +1,6 @@
-"""Keeps the vectors of images on the device, by digest.
+"""Computes the vectors of images with the image tower, and keeps them on the device.
 
-A step's plan names the images to compute and drop.
+A step's plan lists the images to compute and to drop. An image's digest is its key.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from runtime.models.vision.tower import Tower
 from runtime.requests.image_input import PreparedImage
 from runtime.step.step_plan import StepPlan
 
-# Pixels of the images that the tower processes together.
+# Most pixels of the images that the tower processes together, as one pack.
 PACK_PIXELS = 2**21
-# On a GPU a pack's number of vectors is rounded up to multiples of these, up to this many. For each
-# new number of rows, the matrix library searches for an algorithm for up to a millisecond. On an
-# H200, the first picture of a size took the demo model's tower 11 ms, and the next one of that size
-# 3 ms.
+# On a GPU a pack's number of vectors is rounded up to a multiple of 64, or of 256 above 1024. The
+# matrix library searches for an algorithm for each new number of rows, for up to a millisecond. On
+# an H200, the first image of a size took the demo model's tower 11 ms, and the next one 3 ms.
 _FINE_STEP, _FINE_MOST, _COARSE_STEP = 64, 1024, 256
 
 
 class ImageStore:
-    """The tower's outputs for the images that steps read.
+    """The vectors of the images that steps read, on the device.
 
     Attributes:
-        is_bidirectional: see `VisionSpec`.
+        is_bidirectional: whether an image's tokens see one another in both directions.
     """
 
     def __init__(
@@ -46,15 +45,14 @@ class ImageStore:
         alone: bool = False,
         pads: bool | None = None,
     ) -> None:
-        """Start empty.
+        """Start without images.
 
         Args:
-            tower: computes the vectors.
+            tower: the layers that compute the vectors of images.
             vision: the form of the tower's input.
             device: where the tower is.
-            alone: whether to compute each image separately.
-            pads: whether to round packs up to a few sizes; `None` to do so on a GPU only, where it
-                helps.
+            alone: whether each image is computed separately.
+            pads: whether packs are rounded up to a few sizes; `None` for yes on a GPU, no on a CPU.
         """
         self.is_bidirectional = vision.is_bidirectional
         self._tower = tower
@@ -65,7 +63,7 @@ class ImageStore:
         self._vectors: dict[bytes, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Drop and compute the images that a step names."""
+        """Drop and compute the images that a step's plan lists."""
         for digest in plan.image_drops:
             self._vectors.pop(digest, None)
         for pack in packs(plan.image_loads, self._pack_pixels):
@@ -77,12 +75,12 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """Return a blank image that fills a pack up to the next warmed-up size."""
+        """Return the blank image that fills a pack of `num_tokens` up to the next size, if any."""
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 
     def _blank(self, num_tokens: int) -> Tensor:
-        """Return a black image that has this many vectors."""
+        """Return a black image that has `num_tokens` vectors."""
         shape = (3, self._cell, num_tokens * self._cell)
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
@@ -93,19 +91,19 @@ class ImageStore:
 
     @property
     def _most_padded(self) -> int:
-        """Number of vectors of the largest pack; a single image may have more."""
+        """Number of vectors of the largest pack; only a single image may have more."""
         return max(PACK_PIXELS // self._cell**2, 1)
 
     def _padded_size(self, num_tokens: int) -> int:
         if self._vision.side:
-            # All images have the same size.
+            # All images have the same size, so they need no padding.
             return num_tokens
         step = _FINE_STEP if num_tokens <= _FINE_MOST else _COARSE_STEP
         return max(num_tokens, min(-(-num_tokens // step) * step, self._most_padded))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute a pack of each size, so that the first image of a size stalls no stream."""
+        """Compute a pack of each size, so that the first image of a size delays no stream."""
         side = self._vision.side
         if side:
             image = torch.zeros(3, side, side, dtype=torch.uint8, device=self._device)
@@ -116,16 +114,19 @@ class ImageStore:
             self._tower.see([self._blank(num_tokens)])
 
     def pack_sizes(self) -> list[int]:
-        """Return the sizes of padded packs, in vectors; a single larger image has no such size."""
+        """Return the sizes to which packs are rounded up, in vectors.
+
+        A single larger image is not rounded up.
+        """
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})
 
     def tokens_of(self, plan: StepPlan, known: NDArray[np.intp]) -> ImageTokens:
-        """Return the step's image tokens and their vectors.
+        """Return the vectors of a step's image tokens.
 
         Args:
-            plan: the step, which has image spans.
-            known: index in the step of each of `plan.chunk_tokens`.
+            plan: the step's plan, which has image spans.
+            known: index in the step of each token of `plan.chunk_tokens`.
         """
         spans = plan.image_spans
         token_indices = [known[span.first : span.first + span.length] for span in spans]
@@ -136,14 +137,14 @@ class ImageStore:
         return ImageTokens(index, list(torch.cat(vectors, dim=1)))
 
     def clear(self) -> None:
-        """Release all memory."""
+        """Release the vectors of all images."""
         self._vectors.clear()
 
 
 def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[PreparedImage]]:
-    """Group images into packs for the tower.
+    """Yield the images in packs of at most `most_pixels` pixels each.
 
-    An image with more pixels than a pack is a pack alone.
+    An image with more pixels is a pack of its own.
     """
     pack: list[PreparedImage] = []
     total = 0
@@ -160,7 +161,7 @@ def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[Pr
 
 @torch.inference_mode()
 def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> None:
-    """Run the tower on the input that needs the most memory: a full pack of the largest images."""
+    """Run the image tower on the input that needs the most memory: a pack of the largest images."""
     vision = model.spec.vision
     assert vision is not None, "it takes images"
     device, cell = model.context.device, vision.patch_size * vision.merge_size
@@ -171,7 +172,7 @@ def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> Non
 
 
 def _pixels(image: PreparedImage, device: torch.device) -> Tensor:
-    # A copy: torch does not wrap read-only bytes.
+    # The bytes are copied, because torch does not wrap read-only bytes.
     values = np.frombuffer(bytearray(image.pixels), dtype=np.uint8).reshape(image.size)
     (pixels,) = to_device(device, values)
     return pixels

@@ -1,8 +1,10 @@
 """Deterministic inference: chooses batch-invariant kernels, and refuses to start without them.
 
-A request's tokens and log-probabilities then depend on the request alone: not on the other requests
-of its batch, on what is cached, on how its prompt is chunked, or on whether it is retracted and
-computed again. `docs/deterministic.md` says what is guaranteed.
+A kernel is batch-invariant if the result for a sequence does not depend on the rest of the batch.
+With such kernels, a request's tokens and log-probabilities depend on the request alone. They do not
+depend on other requests, on cached prefixes, on how the prompt is split into chunks, or on whether
+the request is put back into the queue and computed again. `docs/deterministic.md` has the
+guarantees.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from runtime.models.model import Model
 logger = logging.getLogger(__name__)
 
 OPTION = "--enable-deterministic-inference"
-# Ops whose implementation depends on the device; the device's first choice must be batch-invariant.
+# Ops whose implementation depends only on the device. The implementation that is chosen for the
+# device must be batch-invariant.
 _FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY)
 
 
 def invariant_linear(device_type: str) -> str:
-    """Return the name in `LINEAR` of the batch-invariant linear kernel on a device.
+    """Return the name of the batch-invariant linear kernel for a device, an entry of `LINEAR`.
 
     Raises:
         StartupError: this machine has no such kernel, or another op has no batch-invariant kernel.
@@ -52,7 +55,7 @@ def invariant_linear(device_type: str) -> str:
 
 
 def invariant_attention(backend: str, device_type: str) -> str:
-    """Return the batch-invariant form of the attention back end `backend`.
+    """Return the name of the batch-invariant form of an attention back end.
 
     Raises:
         StartupError: the back end has no such form.
@@ -69,15 +72,16 @@ def invariant_attention(backend: str, device_type: str) -> str:
 
 
 def require_invariance(model: Model, linear: str, attention: str) -> None:
-    """Check a loaded model: every linear layer and every head shape has an invariant kernel.
+    """Check that a loaded model runs with batch-invariant kernels only.
 
     Args:
-        model: the model, loaded with `linear`.
+        model: the model, whose linear layers were loaded for the kernel `linear`.
         linear: the result of `invariant_linear`.
         attention: the result of `invariant_attention`.
 
     Raises:
-        StartupError: a layer or head shape has no such kernel; the message names the first one.
+        StartupError: a linear layer or an attention head size has no batch-invariant kernel; the
+            message names the first one.
     """
     for name, holder in model.holders():
         packed: PackedLinear | None = None

@@ -1,4 +1,4 @@
-"""Chooses the implementation of each op, and logs the choices and their reasons in one line."""
+"""Chooses the kernel implementation of each op, and logs the choices with their reasons."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from runtime.models.attention.backend import (
     AttentionBackend,
 )
 
-# The entry of `LINEAR` that multiplies float32 as bfloat16.
+# The entry of `LINEAR` that multiplies float32 matrices in bfloat16.
 _ROUNDED = "cpu_bf16"
 
 logger = logging.getLogger(__name__)
 
 _EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
-# Ops whose implementation depends on the device alone. Attention's parts are chosen by its back
-# end.
+# Ops whose implementation depends only on the device. The attention back end chooses its own ops.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
 
 def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str | None]:
-    """Pick the attention back end, and the linear kernels if they must not be the fastest ones.
+    """Choose the attention back end, and the linear kernels if a certain one is needed.
 
     Returns:
-        A name in `ATTENTION_BACKENDS`, and a name in `kernels.linear.LINEAR` or `None` for the
-        device's best. Linear kernels that round float32 are batch-invariant as well.
+        The attention back end, a name in `ATTENTION_BACKENDS`. And the linear kernels, a name in
+        `kernels.linear.LINEAR`, or `None` for the best ones of the device. The kernels that
+        multiply float32 in bfloat16 are batch-invariant as well.
 
     Raises:
-        StartupError: batch-invariant kernels were requested and do not exist here.
+        StartupError: batch-invariant kernels were requested, but this machine has none.
     """
     backend = config.attention_backend
     if backend == "auto":
@@ -55,16 +55,22 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
 
 
 def rounds_products(config: WorkerConfig, device_type: str) -> bool:
-    """Whether float32 is multiplied as bfloat16: the user asked for it, and kernels exist."""
+    """Whether float32 matrices are multiplied in bfloat16.
+
+    True if the user asked for it and this CPU has such kernels.
+    """
     asked = config.rounds_products and config.dtype == "float32" and device_type == "cpu"
     return asked and LINEAR.unavailable(_ROUNDED) is None
 
 
 def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
-    """Pick the expert kernels: a name in `EXPERTS`, or `None` for the device's best.
+    """Choose the kernels for mixture-of-experts layers.
+
+    Returns:
+        A name in `EXPERTS`, or `None` for the best kernels of the device.
 
     Raises:
-        RuntimeError: the requested kernels cannot run here.
+        RuntimeError: the requested kernels cannot run on this machine.
     """
     if config.deterministic:
         return EXPERTS.choose(device_type, invariant=True).name
@@ -73,7 +79,7 @@ def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
 
 
 def attention_reason(config: WorkerConfig, device_type: str) -> str:
-    """The reason for the back end that `choose_attention` picks."""
+    """Return why `choose_attention` chooses its attention back end, in a few words for the log."""
     if config.deterministic:
         return "batch-invariant"
     return DEFAULT_REASONS[device_type] if config.attention_backend == "auto" else "asked for"
@@ -82,7 +88,7 @@ def attention_reason(config: WorkerConfig, device_type: str) -> str:
 def choose_kernels(
     device_type: str, attention: AttentionBackend, config: WorkerConfig
 ) -> list[Choice[Any]]:
-    """Return the implementation of each op on a device."""
+    """Return the implementation of each op on a device, with the reason for it."""
     linear = LINEAR.choose(device_type, invariant=config.deterministic)
     if rounds_products(config, device_type):
         linear = LINEAR.choose(device_type, _ROUNDED)
@@ -93,13 +99,13 @@ def choose_kernels(
 def log_kernels(
     device_type: str, attention: AttentionBackend, backend: str, config: WorkerConfig
 ) -> None:
-    """Log which kernels run on a device, and why.
+    """Log which kernel implementations run on a device, and why.
 
     Args:
-        device_type: `torch.device.type`.
-        attention: the back end in use.
-        backend: its name.
-        config: the user's options.
+        device_type: `cpu` or `cuda`.
+        attention: the attention back end in use.
+        backend: name of this back end.
+        config: the worker's configuration.
     """
     why = attention_reason(config, device_type)
     choices = choose_kernels(device_type, attention, config)
@@ -107,7 +113,7 @@ def log_kernels(
 
 
 def _grouped(choices: Iterable[Choice[Any]]) -> list[str]:
-    """`op, op by name (reason)`, once for each pair of name and reason."""
+    """Return lines of the form `op, op by name (reason)`; ops with equal choices share a line."""
     ops: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
         ops.setdefault((choice.name, choice.reason), []).append(choice.op)

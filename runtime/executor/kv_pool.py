@@ -1,4 +1,4 @@
-"""The pool's tensors, made for the state that each layer keeps between steps."""
+"""Allocates the tensors of the KV pool, for the state that each layer keeps between steps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from runtime.models.layers.build_context import BuildContext
 
 
 def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
-    """Return the state that this rank keeps of each layer, in the form that the operator chose.
+    """Return the state that each layer keeps on this rank, in the cache's data type.
 
-    A layer of another stage has none.
+    A layer of another pipeline stage keeps none.
     """
     form = context.kv_cache_dtype
     own = context.stage.layers(len(spec.layer_states))
@@ -39,11 +39,16 @@ def kept_states(spec: ModelSpec, context: BuildContext) -> list[LayerState]:
     ]
 
 
-def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
-    """Bytes that one token takes on this rank."""
+def pool_bytes_per_token(
+    spec: ModelSpec, context: BuildContext, *, windowed_only: bool = False
+) -> int:
+    """Return the bytes that one token takes on this rank.
+
+    With `windowed_only`, only layers with a sliding window count.
+    """
     total = 0
     for state in kept_states(spec, context):
-        if isinstance(state, PagedState):
+        if isinstance(state, PagedState) and (state.window is not None or not windowed_only):
             form = KV_FORMS[state.form]
             row = form.row_elements(state.head_dim) * (form.dtype or context.dtype).itemsize
             num_arrays = 1 if isinstance(state, LatentState) else 2
@@ -52,23 +57,24 @@ def pool_bytes_per_token(spec: ModelSpec, context: BuildContext) -> int:
 
 
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
-    """Allocate pages for layers that keep keys and values, and slots for recurrent ones; zeroed.
+    """Allocate the KV cache: pages for attention layers, slots for recurrent layers; all zeros.
 
-    For latents, keys and values of an entry are the same tensor.
+    One more page is allocated than `size` says: page 0, for padding. Two more slots are allocated:
+    slot 0, which stays zeros, and the last slot, for padding. A layer of latent attention (MLA) has
+    one tensor that serves as keys and values.
 
     Args:
-        size: size of the pool; one more page is allocated, page 0, for padding, and two more
-            slots: slot 0, which stays zeros, and the last one, for padding.
-        spec: the state that the layers keep.
-        context: type, device and rank.
+        size: size of the pool.
+        spec: tells which state each layer keeps.
+        context: data type, device and rank.
 
     Returns:
-        One entry per layer. A layer that shares another layer's state has that layer's entry. A
-        layer without state has an empty pair.
+        One entry per layer. A layer that shares another layer's state has the same entry. A layer
+        without state has empty tensors.
 
     Raises:
-        MemoryError: there is too little memory on a CPU; on a GPU torch raises its own error.
-        StartupError: the GPU does not support the form of the cache.
+        MemoryError: there is too little memory on a CPU. On a GPU torch raises its own error.
+        StartupError: the GPU does not support the cache's data type.
     """
     kv: list[KVCache] = []
     for state in kept_states(spec, context):
@@ -76,7 +82,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             kv.append(kv[state.layer_idx])
             continue
         shape: tuple[int, ...] = (0,)
-        dtype = context.dtype
+        dtype, is_windowed = context.dtype, False
         if isinstance(state, PagedState):
             heads, form = state.heads_of_rank(context.tp_size), KV_FORMS[state.form]
             dtype = form.dtype or dtype
@@ -87,7 +93,9 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             ):
                 raise StartupError(f"--kv-cache-dtype {state.form}: {why}; use fp8_e5m2 or auto.")
             row = form.row_elements(state.head_dim)
-            shape = (size.num_pages + 1, heads, size.page_size, row)
+            is_windowed = size.num_window_pages > 0 and state.window is not None
+            num_pages = size.num_window_pages if is_windowed else size.num_pages
+            shape = (num_pages + 1, heads, size.page_size, row)
         k = _zeros(shape, dtype, context.device)
         if isinstance(state, LatentState):
             if dtype.itemsize == 1 and context.device.type == "cuda":
@@ -97,7 +105,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             kv.append(KVCache(k, k))
             continue
         v = _zeros(shape, dtype, context.device)
-        kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context)))
+        kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context), is_windowed))
     return kv
 
 
@@ -115,15 +123,15 @@ def _slots(state: LayerState, num_slots: int, context: BuildContext) -> tuple[Te
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on the CPU in a memory map, whose pages take memory when first written.
+    """Return zeros; on a CPU in a memory map, which takes memory only where it is written.
 
-    `torch.zeros` would write all pages: a pool of 10 GiB took 10 GiB at once, and most of the
-    start-up's time.
+    `torch.zeros` would write all pages of the memory. Then a pool of 10 GiB took 10 GiB at once,
+    and most of the start-up's time.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The map is private, so a fork of this process would not see its writes.
+    # The map is private: a fork of this process would not see its writes.
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Computes how many pages fit, and logs the computation in one line."""
+"""Computes how many pages of the KV cache fit into memory, and logs the computation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Share of the memory that is free after loading the weights; activations and others get the rest.
+# The KV cache's share of the memory that is free after the weights are loaded. Activations and
+# other uses get the rest.
 CPU_SHARE_FOR_KV = 0.4
-# Share of a GPU's memory for weights, activations and pool; graphs and libraries get the rest.
+# Share of a GPU's memory for weights, activations and KV cache. CUDA graphs and libraries get the
+# rest.
 CUDA_FRACTION = 0.9
 GIB = 1 << 30
 
@@ -23,25 +25,35 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class PoolSize:
-    """The size of the KV pool: `num_pages` pages of `page_size` tokens, and their bytes.
+    """The size of the KV pool.
 
     Attributes:
-        num_state_slots: slots of recurrent states beside the pages.
+        num_pages: number of pages.
+        page_size: number of tokens per page.
+        size_bytes: memory of all pages.
+        num_state_slots: number of slots of recurrent states.
+        num_window_pages: number of pages for sliding-window layers; 0 if every page belongs to all
+            layers.
     """
 
     num_pages: int
     page_size: int
     size_bytes: int
     num_state_slots: int = 0
+    num_window_pages: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Capacity in tokens."""
+        """Number of tokens that the pool can hold."""
         return self.num_pages * self.page_size
 
 
 def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CONTROL_GROUP) -> int:
-    """Free memory for this process: the machine's, or its control group's if less."""
+    """Return the memory that this process may still use, in bytes.
+
+    This is the machine's free memory, or the free memory of the process's control group if that is
+    less. With `with_swap`, free swap space counts as well.
+    """
     available = 0
     counted = ("MemAvailable:", "SwapFree:") if with_swap else ("MemAvailable:",)
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -58,9 +70,9 @@ def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CO
 
 
 def _reclaimable_bytes(control_group: Path) -> int:
-    """Bytes of file pages charged to the control group, such as pages of a new checkpoint's files.
+    """Return the bytes of cached file pages in a control group, such as pages of checkpoint files.
 
-    The kernel drops them when memory is needed, and its `MemAvailable` counts them as available.
+    The kernel frees these pages when memory is needed. `MemAvailable` counts them as available.
     """
     try:
         lines = (control_group / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -75,8 +87,7 @@ class Budget:
     """Memory for the KV pool.
 
     Attributes:
-        size_bytes: memory that the pool may take; negative if everything else already needs too
-            much.
+        size_bytes: memory that the pool may take; negative if the other uses need too much.
         available_bytes: free memory of the device.
         arithmetic: how `size_bytes` was computed, in GiB, for the log.
     """
@@ -86,20 +97,20 @@ class Budget:
     arithmetic: str
 
     def without(self, size_bytes: int, what: str) -> Budget:
-        """Return this budget minus `size_bytes` for another use; the log shows the subtraction."""
+        """Return this budget minus `size_bytes` for another use, which the log names `what`."""
         left = self.size_bytes - size_bytes
         arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what} = {left / GIB:.2f}"
         return Budget(left, self.available_bytes, arithmetic)
 
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
-        """Return this budget, reduced to the smallest of all ranks; the log shows the reduction.
+        """Return this budget, reduced to the smallest budget of all ranks.
 
         Args:
             size_bytes: the smallest budget of all ranks.
-            available_bytes: the free memory of the device that has the least.
+            available_bytes: the smallest free memory of all ranks.
         """
         arithmetic = self.arithmetic
-        # A smaller difference is not visible in the log's figures.
+        # The log's figures do not show a smaller difference.
         if self.size_bytes - size_bytes >= GIB // 100:
             arithmetic += f" on this rank; {size_bytes / GIB:.2f} on the rank with the least"
         return Budget(size_bytes, available_bytes, arithmetic)
@@ -113,14 +124,15 @@ def cpu_budget(
     unloaded_bytes: int = 0,
     available_bytes: int | None = None,
 ) -> Budget:
-    """Return the memory that the pool may take on the CPU.
+    """Return the memory budget of the KV pool on a CPU.
 
     Args:
-        fraction: share of memory for weights and pool together, or `None`.
-        weight_bytes: memory that this rank's weights take.
-        num_ranks: processes that share the memory evenly.
+        fraction: share of the memory for weights and pool together; `None` for the default, which
+            is a share of the memory that the weights leave.
+        weight_bytes: memory of this rank's weights.
+        num_ranks: number of processes that share the memory evenly.
         unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.
-        available_bytes: the machine's free memory; None measures this machine's.
+        available_bytes: free memory of the machine; `None` measures it.
     """
     if available_bytes is None:
         available_bytes = available_memory_bytes()
@@ -140,12 +152,12 @@ def cpu_budget(
 def cuda_budget(
     fraction: float | None, weight_bytes: int, activation_bytes: int, *, unloaded_bytes: int = 0
 ) -> Budget:
-    """Return the memory that the pool may take on the current GPU.
+    """Return the memory budget of the KV pool on the current GPU.
 
     Args:
         fraction: share of the GPU's memory for weights, pool and activations together.
-        weight_bytes: memory that the weights take; only for the log.
-        activation_bytes: memory that the largest step needs besides weights and pool, measured.
+        weight_bytes: memory of the weights; only for the log.
+        activation_bytes: measured memory that the largest step needs besides weights and pool.
         unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.
     """
     free, total = torch.cuda.mem_get_info()
@@ -169,14 +181,15 @@ def size_pool(
     context_len: int,
     budget: Budget,
 ) -> PoolSize:
-    """Choose the number of pages and log why.
+    """Choose the number of pages of the KV pool, and log why.
 
     Args:
         per_token: bytes that a token takes in the pool.
-        page_size: tokens per page.
-        max_total_tokens: the user's limit, or `None` for as much as is useful and fits.
-        max_running_requests: the pool never needs more than this many requests of full length.
-        context_len: longest request, tokens.
+        page_size: number of tokens per page.
+        max_total_tokens: the user's size of the pool; `None` for as much as is useful and fits.
+        max_running_requests: most running requests. The pool needs no more room than for this many
+            requests of length `context_len`.
+        context_len: most tokens of a request.
         budget: memory that the pool may take.
 
     Raises:

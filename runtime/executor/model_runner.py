@@ -50,16 +50,16 @@ _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 @dataclass
 class Computed:
-    """The result of a step, on the device.
+    """The result of a step, most of it on the device.
 
     Attributes:
-        token_ids: `[num_samples]` int64; `None` if no token is sampled.
-        host_tokens: used instead of `token_ids` if set; valid on the host once the device has run
-            the step.
-        sample_indices: `[num_samples]`, indices in `host_tokens` of the step's samples; absent if
+        token_ids: `[num_samples]` int64 on the device; `None` if no token is sampled.
+        host_tokens: int64 tokens in host memory, which replace `token_ids` if set. They are valid
+            when the device has run the step.
+        sample_indices: `[num_samples]`, indices in `host_tokens` of the step's samples; `None` if
             every token is a sample.
-        outputs: reports of extras about new tokens.
-        inputs: reports of extras about the step's spans of prompts.
+        outputs: extra outputs, such as log-probabilities, about the new tokens.
+        inputs: extra outputs about the step's prompt chunks.
     """
 
     token_ids: Tensor | None = None
@@ -70,10 +70,10 @@ class Computed:
 
 
 class PendingStep:
-    """A launched step whose tokens may still be on the way to the host.
+    """A launched step whose tokens may not be on the host yet.
 
-    On a GPU `wait` also waits for a step without samples. Graphs read their inputs from a few host
-    buffers in turn, so only that many steps may be in flight.
+    On a GPU, `wait` blocks even if the step samples nothing. This limits the steps in flight:
+    graphs read their inputs from a few host buffers, which are used in turn.
     """
 
     def __init__(
@@ -85,7 +85,15 @@ class PendingStep:
         *,
         was_retried: bool = False,
     ) -> None:
-        """Start copying the results in `device` to the host."""
+        """Start to copy the results from the device to the host.
+
+        Args:
+            plan: the step's plan.
+            computed: the step's results.
+            failed: error text by row, for sequences that could not be computed.
+            device: the device of the step.
+            was_retried: whether the step failed and each sequence was computed alone.
+        """
         self._rows = plan.sample_rows
         self._was_retried = was_retried
         self._failed = failed
@@ -105,7 +113,7 @@ class PendingStep:
         return pinned.copy_(source, non_blocking=True)
 
     def wait(self) -> StepResult:
-        """Block until the step is done and its tokens are on the host.
+        """Wait until the step is done and its tokens are on the host; return them.
 
         Raises:
             DeviceLost: the device failed during the step.
@@ -127,7 +135,7 @@ class PendingStep:
         tokens = (
             self._tokens if self._sample_indices is None else self._tokens[self._sample_indices]
         )
-        # This is a copy, because later steps write to the same memory.
+        # The tokens are copied, because later steps write to the same memory.
         token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
         nan_rows: list[int] = self._rows[bad].tolist() if bad.any() else []
@@ -137,12 +145,12 @@ class PendingStep:
 
 
 class StepRunner(ABC):
-    """Launches steps on one device; subclasses differ in how a step is computed.
+    """Launches steps on one device. Subclasses differ in how they compute a step.
 
     Attributes:
-        profiler: traces the steps; `None` for no traces.
+        profiler: records traces of the steps; `None` for no traces.
         recorder: records the experts that steps choose; `None` unless requested at start-up.
-        delay_s: how long each step waits before it is launched.
+        delay_s: time to wait before each step is launched, seconds.
     """
 
     profiler: Profiler | None = None
@@ -150,10 +158,10 @@ class StepRunner(ABC):
     delay_s = 0.0
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
-        """Store `rows`, the rows of the running batch.
+        """Create a runner for the rows of the running batch.
 
-        If several ranks compute each step (not `is_alone`), a failing step is not retried: the
-        ranks would no longer agree.
+        If several ranks compute each step (not `is_alone`), a failed step is not retried, because
+        the ranks would no longer agree on their state.
         """
         self._rows = rows
         self._is_alone = is_alone
@@ -164,25 +172,32 @@ class StepRunner(ABC):
         return False
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:  # noqa: B027  # most have none
-        """Capture CUDA graphs, if the runner has any; `progress` receives the fraction done."""
+        """Capture CUDA graphs, if the runner uses any; `progress` receives the fraction done."""
 
     def drop_graphs(self) -> None:  # noqa: B027  # likewise
-        """Drop the graphs, whose addresses become invalid; steps then run without them."""
+        """Destroy the CUDA graphs, because their addresses become invalid.
+
+        Steps run without graphs afterwards.
+        """
 
     def drop_images(self) -> None:  # noqa: B027  # likewise
-        """Release the memory of images' vectors; steps must compute them again."""
+        """Release the vectors of images; steps must compute them again."""
 
     @abstractmethod
     def _compute(
         self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
     ) -> Computed:
-        """Start computing a step whose row changes have been applied."""
+        """Start to compute a step whose row changes are applied already."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> PendingStep:
-        """Start computing `plan`; samples that follow a grammar need `masks`.
+        """Start to compute a step.
 
-        After a failure, each sequence is computed alone, to find those that cause it. Writing keys
-        and values twice is harmless, so the other sequences lose nothing.
+        If the step fails, each sequence is computed alone, to find those that cause the failure.
+        Writing the same keys and values twice is harmless, so the other sequences lose nothing.
+
+        Args:
+            plan: the step's plan.
+            masks: grammar masks for the step's samples; `None` if no sample is constrained.
 
         Raises:
             DeviceLost: the device no longer works.
@@ -210,20 +225,24 @@ class StepRunner(ABC):
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
         try:
-            self._rows.apply(plan.joins, plan.page_updates)
+            self._rows.apply(plan.joins, plan.page_updates, plan.windows)
             return PendingStep(plan, self._compute(plan, masks), {}, self._rows.device)
         except Exception as error:
             raise_if_lost(error)
             if not self._is_alone:
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-        # This is outside the handler, whose traceback would keep the failed step's tensors in
-        # memory that the retries may need.
+        # The retries are outside the handler: the error's traceback would keep the failed step's
+        # tensors in memory that the retries may need.
         self._rows.take_back(plan.rows[: plan.num_decodes])
         return self._compute_each(plan, masks, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
-        """Apply row changes one by one, possibly again; return the rows that could not join."""
+        """Apply row changes one by one, possibly again.
+
+        Returns:
+            The rows whose change failed, with the error text.
+        """
         failed: dict[int, str] = {}
         for join in plan.joins:
             try:
@@ -232,7 +251,7 @@ class StepRunner(ABC):
                 raise_if_lost(error)
                 logger.exception("A request could not take its row; it ends")
                 failed[join.row] = step_failure(error)
-        self._rows.apply([], plan.page_updates)
+        self._rows.apply([], plan.page_updates, plan.windows)
         return failed
 
     def _compute_each(
@@ -244,14 +263,14 @@ class StepRunner(ABC):
         for index in range(len(plan.rows)):
             if int(plan.rows[index]) in failed:
                 continue
-            # With this many steps in flight, a step would overwrite inputs that an earlier one
-            # still reads.
+            # The device must be idle: one step for each sequence would be too many in flight, and
+            # would overwrite inputs that an earlier step still reads.
             if self._rows.device.type == "cuda":
                 with losing_device():
                     torch.cuda.synchronize()
             try:
-                # Graphs are not used here: this many runs would overwrite the previous step's
-                # tokens, which may be unread.
+                # Graphs are not used. So many graph runs would overwrite the previous step's
+                # tokens, which may not be read yet.
                 made = made_masks(masks) if plan.samples[index] else None
                 mine = None if made is None else made.only(int(sampled[index]))
                 result = self._compute(plan.only(index), mine, with_graphs=False)
@@ -268,12 +287,12 @@ class StepRunner(ABC):
 
 
 def made_masks(masks: MaskSource | None) -> TokenMasks | None:
-    """Return the masks of a step; make them unless they exist."""
+    """Return the grammar masks of a step, computed now if that has not happened yet."""
     return None if masks is None else masks.make()
 
 
 class ModelRunner(StepRunner):
-    """Owns the model, the KV pages and the batch rows of one device."""
+    """Runs the steps of a text-generating model; owns its KV cache and batch rows on one device."""
 
     def __init__(
         self,
@@ -287,19 +306,19 @@ class ModelRunner(StepRunner):
         sees_alone: bool = False,
         adapters: AdapterPool | None = None,
     ) -> None:
-        """Store the parts.
+        """Create a runner without CUDA graphs.
 
         Args:
-            model: loaded.
-            attention: attention back end, which plans once per step.
-            kv: one entry per layer.
-            rows: rows of the running batch.
-            page_size: tokens per page.
-            share: for several ranks that compute each step: gives all of them the tokens of one.
-                Then a failing step is not retried, because the ranks would no longer agree.
-            sees_alone: whether the tower computes each image separately, so that none depends on
-                another.
-            adapters: copied to the device before the steps that use them; `None` for none.
+            model: the loaded model.
+            attention: the attention back end, which plans once per step.
+            kv: the KV cache, one entry per layer.
+            rows: the rows of the running batch.
+            page_size: number of tokens per page.
+            share: replaces the sampled tokens by those of one rank, if several ranks compute each
+                step. Then a failed step is not retried, because the ranks would no longer agree.
+            sees_alone: whether the image tower computes each image separately, so that the result
+                does not depend on other images.
+            adapters: LoRA adapters; `None` if the server takes none.
         """
         self._model = model
         self._attention = attention
@@ -318,7 +337,7 @@ class ModelRunner(StepRunner):
         self._graphs: GraphRunner | None = None
 
     def add_graphs(self, limits: GraphLimits) -> None:
-        """Run steps within `limits` as CUDA graphs, once `capture_graphs` has captured them."""
+        """Let steps within `limits` run as CUDA graphs once `capture_graphs` was called."""
         if self._experts is not None:
             self._experts.note_in_graphs()
         self._graphs = GraphRunner(
@@ -332,27 +351,30 @@ class ModelRunner(StepRunner):
         )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
-        """Capture all graphs, if there are any; if that fails, none are kept."""
+        """Capture all CUDA graphs, if `add_graphs` was called; if one fails, none is kept."""
         if self._graphs is not None:
             self._graphs.capture(progress)
 
     @property
     def has_graphs(self) -> bool:
-        """Whether graphs are captured."""
+        """Whether CUDA graphs are captured."""
         return self._graphs is not None and bool(self._graphs.captured)
 
     def drop_graphs(self) -> None:
-        """Drop the graphs, whose addresses become invalid; steps then run without them."""
+        """Destroy the CUDA graphs, because their addresses become invalid.
+
+        Steps run without graphs afterwards.
+        """
         if self._graphs is not None:
             self._graphs.drop()
 
     def warm_up_images(self) -> None:
-        """Run the tower, if there is one, on packs of images of every size."""
+        """Run the image tower, if there is one, on a pack of images of each size."""
         if self._images is not None:
             self._images.warm_up()
 
     def drop_images(self) -> None:
-        """Release the memory of images' vectors."""
+        """Release the vectors of images."""
         if self._images is not None:
             self._images.clear()
 
@@ -367,7 +389,8 @@ class ModelRunner(StepRunner):
             self._adapters.prepare(plan.adapter_copies, self._rows.choose_adapters(plan.rows))
         graphs = self._graphs if with_graphs else None
         bucket = None if graphs is None else graphs.find(plan)
-        # A graph of prompts drops most tokens after the last layer's attention.
+        # A graph with prompts does not compute all tokens after the last layer's attention, so it
+        # is not used if the experts of all tokens are needed.
         if graphs is not None and bucket is not None and (bucket.decodes or not watches):
             return self._compute_in_graph(graphs, bucket, plan, masks)
         self._rows.grow(plan, self._page_size)
@@ -379,7 +402,7 @@ class ModelRunner(StepRunner):
         )
         self._attention.plan(batch)
         logits_indices = batch.logits_indices
-        # The last layer's experts must be recorded for every token, too.
+        # The last layer must compute every token if extra outputs or expert choices need it.
         if plan.report_spans or watches:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
@@ -402,14 +425,14 @@ class ModelRunner(StepRunner):
     def _compute_in_graph(
         self, graphs: GraphRunner, bucket: Bucket, plan: StepPlan, masks: MaskSource | None
     ) -> Computed:
-        """Compute all sequences in a graph, and return the tokens of those that sample."""
+        """Run a graph on all sequences, and return the tokens of those that sample."""
         rows = plan.sample_rows
         is_plain = self._sampler.is_plain(rows)
         found = Computed(host_tokens=graphs.run(bucket, plan, wants_logits=not is_plain))
         if len(rows) < len(plan.rows):
             found.sample_indices = np.flatnonzero(plan.samples)
         if self._experts is not None and bucket.decodes:
-            # The layers set this only while the graph was captured.
+            # The layers set this value only when the graph was captured.
             self._experts.num_tokens = plan.num_tokens
             found.outputs = self._of_experts(rows, self._asked_experts())
         if is_plain and graphs.hidden is None:
@@ -426,21 +449,24 @@ class ModelRunner(StepRunner):
     def _sample(
         self, plan: StepPlan, logits: Tensor, masks: MaskSource | None, found: Computed
     ) -> Computed:
-        """Sample tokens from `logits`, `[num_samples, vocab_size]`, and add them to `found`."""
+        """Sample tokens from `logits`, `[num_samples, vocab_size]`; add the results to `found`."""
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         sampled = self._sampler.sample(logits, plan.sample_rows, positions, made_masks(masks))
         outputs = sampled.extras + found.outputs
         return Computed(sampled.token_ids, outputs=outputs, inputs=found.inputs)
 
     def _watch_experts(self, plan: StepPlan) -> bool:
-        """Return whether this step's expert choices are needed, and tell the layers."""
+        """Return whether the step's expert choices are needed, and tell this to the layers."""
         if self._experts is None:
             return False
         self._experts.is_asked = bool(self._rows.extras.reads_experts[plan.rows].any())
         return self._experts.is_asked or self._experts.is_on
 
     def _asked_experts(self) -> Tensor | None:
-        """Return the experts of the step's tokens, `[num_tokens, layers, chosen]`, if requested."""
+        """Return the experts chosen for the step's tokens; `None` unless a request needs them.
+
+        The shape is `[num_tokens, layers with experts, chosen]`.
+        """
         if self._experts is None or not self._experts.is_asked:
             return None
         return self._experts.ids().transpose(0, 1)

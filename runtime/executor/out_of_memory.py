@@ -1,4 +1,4 @@
-"""Explains, in one line, which part of the start-up ran out of memory and which option to lower."""
+"""Turns out-of-memory errors at start-up into one line that names the option to lower."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
 from runtime.models.layers.build_context import BuildContext
 
-# A sequence's text in `StepResult.failed`.
+# The text in `StepResult.failed` for a sequence whose step ran out of memory.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
-# Messages of out-of-memory errors without a type: the CPU's allocator; CUDA, when a graph is
-# instantiated, and its driver, also when Triton loads a kernel; libraries' workspaces.
+# Parts of messages of out-of-memory errors that have no type of their own. They come from the CPU's
+# allocator, from CUDA and its driver (also when Triton loads a kernel), and from libraries.
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -26,7 +26,7 @@ _NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
-# The advice for weights that do not fit.
+# The advice if the weights do not fit.
 TOO_LARGE = (
     "the model is too large for it; share it with --tp-size or --pp-size, store it in 16 bits "
     "(--dtype bfloat16), or free memory"
@@ -34,19 +34,20 @@ TOO_LARGE = (
 
 
 def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
-    """Return the least memory that a rank's weights need; it is known before they are read.
+    """Return the least memory that a rank's weights can need, before they are read.
 
-    Each rank has the whole embeddings, and a layout for the device's kernels may need a copy.
+    They may need more: each rank has the whole embeddings, and the device's kernels may need a
+    copy in another layout.
     """
     num_ranks = context.tp_size * context.stage.count
     return spec.weight_bytes(context.dtype.itemsize, context.device.type) // num_ranks
 
 
 def require_room(spec: ModelSpec, context: BuildContext) -> None:
-    """Refuse weights that cannot fit before reading them.
+    """Check that the weights can fit into memory, before reading them.
 
     Raises:
-        StartupError: this rank's part is larger than the free memory of its device.
+        StartupError: this rank's weights are larger than the free memory of its device.
     """
     needed = least_weight_bytes(spec, context)
     device = context.device
@@ -64,12 +65,12 @@ def require_room(spec: ModelSpec, context: BuildContext) -> None:
 
 @contextmanager
 def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
-    """Run one part of the start-up; if its memory is missing, raise a one-line error.
+    """Run one part of the start-up; raise a one-line error if it runs out of memory.
 
     Args:
-        what: the part, such as "the weights".
-        advice: what to do about it, with option names.
-        device: where the memory was needed.
+        what: name of the part, such as "the weights".
+        advice: what the operator can do, with the names of options.
+        device: the device whose memory is used.
 
     Raises:
         StartupError: there was too little memory.
@@ -83,14 +84,14 @@ def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that an allocation failed."""
+    """Whether an error means that memory could not be allocated."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def step_failure(error: BaseException) -> str:
-    """Return the text that reports an error in a step; clients may not see the error's own text."""
+    """Return the text for clients about an error in a step, without the error's own message."""
     return (
         STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
     )
@@ -103,7 +104,7 @@ def _left(device: torch.device) -> str:
         free, total = torch.cuda.mem_get_info(device)
         ours = torch.cuda.memory_reserved(device)
     except RuntimeError:
-        # A failed context does not answer this query, and the original error must be reported.
+        # A broken CUDA context does not answer. The original error must be reported nevertheless.
         return ""
     others = total - free - ours
     return (

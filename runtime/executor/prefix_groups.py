@@ -1,8 +1,8 @@
-"""Finds rows of a decode batch that begin with the same pages of the KV cache.
+"""Finds sequences of a decode batch that share the first pages of their block tables.
 
-The radix cache gives requests with a common beginning, such as a system prompt, the same pages.
-Attention reads the keys in such pages once for all these rows, if that is worth one more launch per
-layer.
+The prefix cache gives requests with a common beginning, such as a system prompt, the same pages.
+Attention can read the keys in such pages once for all these sequences. This needs one more kernel
+launch per layer, so it is done only where it saves time.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.models.attention.backend import SharesPrefixes
 from runtime.step.step_plan import Int64Array
 
-# Smaller batches never share: attention is a small part of their step.
+# Batches below this size do not share reads: attention is a small part of their step.
 MIN_BATCH = 8
 _MIN_MEMBERS = 4
 _MIN_TOKENS = 256
-# Saved key reads times key heads from which sharing pays. Measured on an H200, bf16, microseconds
-# per layer without and with it, for sequences x (shared + own tokens):
-#   32/8 heads of 128: 64 x (4096 + 80) 152, 42; 64 x (1024 + 256) 60, 43; 64 x (256 + 256) 34, 40;
-#     16 x (4096 + 80) 79, 28; 16 x (1024 + 256) 31, 27
-#   14/2 heads of 64: 64 x (4096 + 80) 35, 19; 64 x (1024 + 256) 20, 18; 16 x (4096 + 80) 19, 15;
-#     16 x (1024 + 256) 10, 15
+# Sharing pays if the number of key reads that it saves, times the number of key heads, is at least
+# this. Measured on an H200 in bf16: microseconds per layer without and with sharing. "64 x (4096 +
+# 80)" stands for 64 sequences with 4096 shared tokens and 80 tokens of their own each.
+#   32 query heads, 8 key heads, head size 128:
+#     64 x (4096 + 80): 152, 42; 64 x (1024 + 256): 60, 43; 64 x (256 + 256): 34, 40;
+#     16 x (4096 + 80): 79, 28; 16 x (1024 + 256): 31, 27
+#   14 query heads, 2 key heads, head size 64:
+#     64 x (4096 + 80): 35, 19; 64 x (1024 + 256): 20, 18; 16 x (4096 + 80): 19, 15;
+#     16 x (1024 + 256): 10, 15
 _MIN_SAVED = 160_000
 
 
 class PrefixGroups:
-    """The groups of a batch that are worth sharing; searched again only when its rows change."""
+    """The groups of a batch for which shared reads pay; a changed batch is searched again."""
 
     def __init__(
         self, rows: BatchRows, page_size: int, num_kv_heads: int, attention: SharesPrefixes
     ) -> None:
-        """Search the pages in `rows` and pass the groups to `attention`.
+        """Search the block tables in `rows`, and pass the groups to `attention`.
 
         Args:
-            rows: rows of the running batch.
-            page_size: tokens of a page.
-            num_kv_heads: key heads of a layer, the most if layers differ.
-            attention: the back end that reads the keys.
+            rows: the rows of the running batch.
+            page_size: number of tokens per page.
+            num_kv_heads: number of key heads of a layer; the largest number if layers differ.
+            attention: the attention back end that reads the keys.
         """
         self._min_saved = _MIN_SAVED / num_kv_heads
         self._rows = rows
@@ -54,12 +57,12 @@ class PrefixGroups:
         self._batch: tuple[int, bytes] | None = None
 
     def find(self, batch: Int64Array, seq_lens: Int64Array) -> bool:
-        """Search a batch; return whether it has groups worth sharing.
+        """Search a batch for groups; return whether shared reads pay.
 
         Args:
-            batch: `[num_seqs]`, the rows that decode.
-            seq_lens: `[num_seqs]`, keys of each row, the newest included. They only grow while the
-                batch stays the same, so groups found before stay valid.
+            batch: `[num_seqs]` int64, the batch rows that decode.
+            seq_lens: `[num_seqs]` int64, number of keys of each row, with the newest one. The
+                lengths only grow while the batch stays the same, so groups remain valid.
         """
         if len(batch) < MIN_BATCH:
             return False
@@ -72,13 +75,13 @@ class PrefixGroups:
         return bool(self._groups)
 
     def send(self) -> None:
-        """Pass the groups of the batch searched last to attention."""
+        """Pass the groups of the batch that `find` has searched last to attention."""
         if self._sent is not self._groups:
             self._attention.put_prefixes(self._groups)
             self._sent = self._groups
 
     def clear(self) -> None:
-        """Pass no groups to attention, until `send` is called."""
+        """Remove all groups from attention, until `send` is called."""
         self._attention.put_prefixes([])
         self._sent = None
 
@@ -86,22 +89,23 @@ class PrefixGroups:
 def find_groups(
     page_table: NDArray[np.int32], batch: Int64Array, seq_lens: Int64Array, page_size: int
 ) -> list[PrefixGroup]:
-    """Return groups of at least 4 sequences whose first 256 tokens or more are in the same pages.
+    """Return groups of at least 4 sequences that share the pages of at least 256 first tokens.
 
-    The radix cache shares pages from the first one on. So rows whose tables have the same page at
-    the same index begin with the same tokens up to there. In a tree of prefixes, a long prefix of
-    few rows and a short one of many exclude each other; the one that saves most is taken first.
+    The prefix cache shares pages from the first one on. So if two block tables have the same page
+    at the same index, their sequences begin with the same tokens up to there. A long prefix of few
+    sequences and a shorter prefix of many sequences may exclude each other. The group that saves
+    most is chosen first.
 
     Args:
-        page_table: `[num_rows, max_pages]`.
-        batch: `[num_seqs]`, rows of `page_table`.
-        seq_lens: `[num_seqs]`, keys of each, the newest included.
-        page_size: tokens of a page.
+        page_table: `[num_rows, max_pages]` int32, block tables.
+        batch: `[num_seqs]` int64, rows of `page_table`.
+        seq_lens: `[num_seqs]` int64, number of keys of each sequence, with the newest one.
+        page_size: number of tokens per page.
 
     Returns:
-        At most `MAX_GROUPS` groups; every member has a token after its prefix.
+        At most `MAX_GROUPS` groups. Each member has at least one token after the shared prefix.
     """
-    # Pages that end before the newest key.
+    # Number of pages that end before the newest key.
     full = (seq_lens - 1) // page_size
     levels = list(_levels(page_table, batch, full, max(1, _MIN_TOKENS // page_size)))
     groups: list[PrefixGroup] = []
@@ -114,7 +118,7 @@ def find_groups(
         if chosen is None:
             break
         members = np.flatnonzero(chosen.labels == chosen.counts.argmax())
-        # Not all members share the next level's page, or some end before it.
+        # The next level has twice as many pages, and not all members share them or have so many.
         most = min(int(full[members].min()), 2 * chosen.depth - 1)
         pages = _common_pages(page_table, batch[members], chosen.depth, most)
         groups.append(PrefixGroup(members, pages * page_size))
@@ -125,11 +129,12 @@ def find_groups(
 
 @dataclass
 class _Level:
-    """The rows that share all pages up to a depth.
+    """Which sequences share their first `depth` pages.
 
     Attributes:
-        depth: number of that page, from 1 on.
-        labels: `[num_seqs]`, equal for sequences that share the page; 0 for those without it.
+        depth: number of pages.
+        labels: `[num_seqs]`, equal numbers for sequences that share the page at index `depth - 1`;
+            0 for sequences that have fewer pages.
         counts: number of sequences with each label; 0 for label 0.
     """
 
@@ -138,7 +143,7 @@ class _Level:
     counts: Int64Array
 
     def take(self, members: Int64Array) -> None:
-        """Exclude `members` from now on."""
+        """Remove the sequences `members` from this level."""
         self.counts -= np.bincount(self.labels[members], minlength=len(self.counts))
         self.counts[0] = 0
         self.labels[members] = 0
@@ -147,13 +152,13 @@ class _Level:
 def _levels(
     page_table: NDArray[np.int32], batch: Int64Array, full: Int64Array, depth: int
 ) -> Iterator[_Level]:
-    """Yield the groups that share `depth` pages, then twice as many, while enough do."""
+    """Yield levels with `depth` pages, then twice as many, while some group is large enough."""
     while True:
         deep = np.flatnonzero(full >= depth)
         if len(deep) < _MIN_MEMBERS:
             return
         pages = page_table[batch[deep], depth - 1]
-        # The numbering of `np.unique`, in half its time.
+        # This numbers the pages as `np.unique` would, in half its time.
         order = pages.argsort()
         ordered = pages[order]
         numbers = np.ones(len(deep), dtype=np.int64)
@@ -169,7 +174,7 @@ def _levels(
 
 
 def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:
-    """Return how many pages all `rows` have in common; the number is in `[least, most]`."""
+    """Return how many first pages all `rows` share, a number in `[least, most]`."""
     while least < most:
         middle = (least + most + 1) // 2
         column = page_table[rows, middle - 1]

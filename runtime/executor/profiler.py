@@ -1,6 +1,7 @@
-"""Traces a rank's steps with torch's profiler into files for Perfetto, optionally one per stage.
+"""Records traces of a rank's steps with torch's profiler, in files that Perfetto reads.
 
-Profiling must not disturb serving: an error here is logged, and the traced step continues.
+Prefill steps and decode steps may get a trace each. Profiling must not disturb serving: an error
+here is logged, and the step continues.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _POLL_S = 0.1
 
 
 def merge_when_written(sources: Sequence[Path], target: Path) -> threading.Thread:
-    """Merge `sources` into `target` on a thread, once every rank has written its own."""
+    """Merge the trace files `sources` into `target` on a thread, once all of them are written."""
     thread = threading.Thread(
         target=_wait_and_merge, args=(sources, target), name="merge-traces", daemon=True
     )
@@ -52,7 +53,7 @@ def _wait_and_merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
-    """Write one trace with the events of all `sources`; each rank has separate lanes."""
+    """Write one trace with the events of all `sources`, in which each rank has lanes of its own."""
     merged: dict[str, Any] = {}
     events: list[dict[str, Any]] = []
     for rank, source in enumerate(sources):
@@ -69,39 +70,44 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def _move(event: dict[str, Any], rank: int, num_ranks: int) -> None:
-    # A lane is identified by its process number, which may be a GPU's number and equal on all
-    # ranks.
+    # A lane is identified by its process number. For GPU events this is the GPU's number, which may
+    # be equal on all ranks.
     if "pid" in event:
         event["pid"] = f"TP-{rank} {event['pid']}"
     if event.get("name") == "process_name":
         event["args"]["name"] = f"TP-{rank} {event['args']['name']}"
-    # An arrow is identified by its id, a number.
+    # An arrow between events is identified by a numeric id.
     if isinstance(event.get("id"), int):
         event["id"] = event["id"] * num_ranks + rank
 
 
 _ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
-# Clients always request GPU beside CPU, so GPU is ignored on a CPU. The activities below are chosen
-# deliberately, so they are refused.
+# Clients usually request the activities CPU and GPU together, so GPU is ignored on a CPU. The
+# activities below are rarely requested by accident, so they are refused on a CPU.
 _GPU_ONLY = {"MEM", "CUDA_PROFILER"}
-# Number of allocations kept for a memory snapshot.
+# Number of allocations that a memory snapshot shows.
 _MAX_ALLOCATIONS = 100_000
 
 
 class Profiler:
-    """The profiles of one rank, at most one at a time.
+    """Records profiles of one rank, one at a time.
 
     Attributes:
-        is_waiting: whether the runner must call `step` for its steps.
-        num_steps: steps launched so far; the runner counts them.
+        is_waiting: whether the runner must call `step` for each step.
+        num_steps: number of steps launched so far; the runner counts them.
     """
 
     def __init__(
         self, device: str, rank: int, num_ranks: int = 1, dp_rank: int | None = None
     ) -> None:
-        """Trace `rank` of `num_ranks` on `device` (`cpu` or `cuda`).
+        """Create a profiler without a profile.
 
-        File names contain `dp_rank`, the replica, if there are several.
+        Args:
+            device: `cpu` or `cuda`.
+            rank: rank of this process.
+            num_ranks: number of ranks that share the layers.
+            dp_rank: index of the replica, which becomes a part of file names; `None` if there is
+                only one replica.
         """
         self._replica = "" if dp_rank is None else f"-DP-{dp_rank}"
         self.is_waiting = False
@@ -115,10 +121,10 @@ class Profiler:
         self._num_recorded = 0
 
     def start(self, spec: ProfileSpec) -> None:
-        """Record steps from `spec.start_step` on.
+        """Start a profile, which records steps from `spec.start_step` on.
 
         Raises:
-            InvalidRequest: a profile is already running, or an activity needs a GPU.
+            InvalidRequest: a profile is running already, or an activity needs a GPU.
         """
         if self._spec is not None:
             raise InvalidRequest("A profile is already running; stop it first.")
@@ -134,7 +140,7 @@ class Profiler:
         self.is_waiting = True
 
     def stop(self) -> str:
-        """Write the recorded steps; returns the folder.
+        """Stop the profile, write the recorded steps, and return the folder of the files.
 
         Raises:
             InvalidRequest: no profile is running.
@@ -150,7 +156,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
-        """Record the launch of a step, if it is one to record."""
+        """Record the launch of a step inside this block, if the profile includes the step."""
         spec = self._spec
         if spec is None or self.num_steps < spec.start_step:
             yield
@@ -173,7 +179,7 @@ class Profiler:
     def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:
         recording = self._recording
         if recording is not None:
-            # A stage that gets no steps must not delay the next one.
+            # If a requested stage gets no steps, the other stage must not wait for it.
             if recording.stage in (None, stage) or stage not in self._stages:
                 return
             self._write()
@@ -211,7 +217,7 @@ class Profiler:
 
 
 class _Recording:
-    """One trace in progress."""
+    """A trace that is being recorded."""
 
     def __init__(self, spec: ProfileSpec, stage: Stage | None, device: str) -> None:
         self.stage = stage
@@ -233,9 +239,9 @@ class _Recording:
             torch.cuda.cudart().cudaProfilerStart()
 
     def write(self, folder: Path, name: str) -> None:
-        """End the trace and write its files. Files have hidden names until they are complete."""
+        """End the trace and write its files, which have hidden names until they are complete."""
         if self._on_cuda:
-            # Kernels of the last step may still be running.
+            # Kernels of the last step may be running.
             torch.cuda.synchronize()
         if self._profile is not None:
             self._profile.stop()

@@ -1,9 +1,9 @@
-"""RoPE positions of each row's tokens, for models whose images span fewer positions than tokens.
+"""RoPE positions for models in which an image takes fewer positions than it has tokens.
 
-A token has three positions: time, row and column. A text token's three positions are equal and grow
-by one per token. An image's tokens share one time and have the image's rows and columns. The text
-after an image continues behind the largest position of the image. So after the last image of a
-row, a token's position is its index plus a constant, `delta`.
+Each token has three positions: time, row and column. The three positions of a text token are equal,
+and grow by one from token to token. The tokens of an image have the same time, and the row and
+column of their part of the image. The text after an image continues after the image's largest
+position. So after the last image of a prompt, a token's position is its index plus a constant.
 
 Source: Qwen2-VL (arXiv 2409.12191), multimodal rotary position embedding.
 """
@@ -23,18 +23,18 @@ _NO_POSITIONS: Int64Array = np.zeros((3, 0), dtype=np.int64)
 
 
 class RopeRows:
-    """The positions of every row.
+    """The RoPE positions of the tokens in each row of the running batch.
 
     Attributes:
-        delta: `[num_rows]` int64 on the device: after the last image of a row, a token's position
+        delta: `[num_rows]` int64 on the device. After the last image of a row, a token's position
             is its index in the sequence plus this value.
     """
 
     def __init__(self, num_rows: int, cell: int, device: torch.device) -> None:
-        """Start with text-only rows; an image token covers `cell` pixels of each side."""
+        """Start with rows without images; an image token covers `cell` x `cell` pixels."""
         self._cell = cell
         self._delta: Int64Array = np.zeros(num_rows, dtype=np.int64)
-        # For each row `[3, n]`: positions of its tokens up to the end of the last image.
+        # For each row `[3, n]`: the positions of the n tokens up to the end of the last image.
         self._positions_of_rows = [_NO_POSITIONS] * num_rows
         self._ends: Int64Array = np.zeros(num_rows, dtype=np.int64)
         self.delta = torch.from_numpy(self._delta)
@@ -42,7 +42,7 @@ class RopeRows:
             self.delta = self.delta.to(device)
 
     def join(self, row: int, images: list[RowImage]) -> None:
-        """Reset a row for a prompt with these images.
+        """Set the positions of a row for a prompt with the given images.
 
         Raises:
             ValueError: an image's size and its number of tokens do not match.
@@ -56,15 +56,15 @@ class RopeRows:
     def shift(
         self, plan: StepPlan, positions: Int64Array, token_rows: Int64Array, indptr: NDArray[Any]
     ) -> Int64Array:
-        """Return the RoPE position of each token of a step, to be used instead of `positions`.
+        """Return the RoPE position of each token of a step, `[num_tokens]` int64.
 
-        For an image's tokens this is only the time position; `axes` gives all three.
+        For an image's tokens this is only the time position; `axes` returns all three.
 
         Args:
-            plan: the step.
-            positions: `[num_tokens]`, indices in the sequences.
-            token_rows: `[num_tokens]`, the row of each token.
-            indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+            plan: the step's plan.
+            positions: `[num_tokens]`, the index of each token in its sequence.
+            token_rows: `[num_tokens]`, the batch row of each token.
+            indptr: `[num_seqs + 1]`, where each sequence's tokens begin and end.
         """
         shifted = positions + self._delta[token_rows]
         for tokens, part in self._before_the_end(plan, indptr):
@@ -72,7 +72,13 @@ class RopeRows:
         return shifted
 
     def axes(self, plan: StepPlan, shifted: Int64Array, indptr: NDArray[Any]) -> Int64Array:
-        """Return `[3, num_tokens]`: all positions of a step's tokens; `shifted` is from `shift`."""
+        """Return the three RoPE positions of each token of a step, `[3, num_tokens]` int64.
+
+        Args:
+            plan: the step's plan.
+            shifted: the result of `shift`.
+            indptr: `[num_seqs + 1]`, where each sequence's tokens begin and end.
+        """
         axes = np.repeat(shifted[None], 3, axis=0)
         for tokens, part in self._before_the_end(plan, indptr):
             axes[:, tokens] = part
@@ -81,7 +87,7 @@ class RopeRows:
     def _before_the_end(
         self, plan: StepPlan, indptr: NDArray[Any]
     ) -> Iterator[tuple[slice, Int64Array]]:
-        """Yield tokens before the end of their row's last image, and their positions."""
+        """Yield the tokens up to the end of their row's last image, with their three positions."""
         for index in np.flatnonzero(plan.start_lens < self._ends[plan.rows]).tolist():
             start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
             part = self._positions_of_rows[plan.rows[index]][:, start : start + length]
@@ -90,7 +96,7 @@ class RopeRows:
 
 
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
-    """Return `[3, n]` for the tokens up to the end of the last image, and the delta after it."""
+    """Return the positions `[3, n]` of the tokens up to the last image's end, and `delta` after."""
     if not images:
         return _NO_POSITIONS, 0
     parts: list[Int64Array] = []

@@ -1,4 +1,4 @@
-"""Keeps which rows request which extras, and gathers the extras' reports from steps."""
+"""Tracks which requests want which extra outputs, such as log-probabilities, and computes them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 from runtime.requests.extra_spec import ExtraSpec, load_half
 from runtime.step.step_plan import BoolArray, Int64Array, Reported, StepPlan
 
-# The name of an extra, and the numbers that it gathered.
+# The name of an extra output, and the values gathered for it.
 Named = tuple[str, Gathered]
 
 
 class RowExtras:
-    """The extras of the running batch; a step without any costs one check.
+    """The extra outputs that the requests of the running batch want.
 
     Attributes:
-        reads_hidden: `[num_rows]` bool on the host: rows with an extra that reads the hidden state
-            from which a new token's logits are computed.
-        reads_experts: likewise for extras that read the experts chosen for tokens.
-        reads_logits: likewise for extras that read logits, raw or as sampled from.
+        reads_hidden: `[num_rows]` bool on the host: rows with an extra output that is computed from
+            the hidden state of a new token.
+        reads_experts: `[num_rows]` bool on the host: rows with an extra output about the experts
+            that tokens choose.
+        reads_logits: `[num_rows]` bool on the host: rows with an extra output that is computed from
+            logits.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Start without requests and without loaded extras."""
+        """Start with rows that want no extra outputs; their code is loaded at first use."""
         self._num_rows = num_rows
         self._vocab_size = vocab_size
         self._send = partial(to_device, device)
         self._loaded: dict[str, DeviceExtra] = {}
-        # For each loaded extra, the rows that request it.
+        # For each extra output that was used: the rows that want it for their output tokens.
         self._asking: dict[str, BoolArray] = {}
         self.reads_hidden = np.zeros(num_rows, dtype=bool)
         self.reads_experts = np.zeros(num_rows, dtype=bool)
         self.reads_logits = np.zeros(num_rows, dtype=bool)
 
     def join(self, row: int, extras: list[ExtraSpec]) -> None:
-        """Store the extras of a request that takes a row."""
+        """Store the extra outputs of a request that takes a row."""
         for reads in (self.reads_hidden, self.reads_experts, self.reads_logits):
             reads[row] = False
         for asking in self._asking.values():
@@ -65,7 +67,7 @@ class RowExtras:
             case "raw_logits" | "logits":
                 return self.reads_logits
             case "pooled":
-                # The runner of a text model gathers this for all rows.
+                # The encoder's runner computes this output for all rows.
                 return None
 
     def _load(self, name: str) -> DeviceExtra:
@@ -75,7 +77,7 @@ class RowExtras:
         return self._loaded[name]
 
     def device_half(self, name: str) -> DeviceExtra | None:
-        """Return the extra of that name, if a request has used it."""
+        """Return the device half of the extra output `name`; `None` if it was never requested."""
         return self._loaded.get(name)
 
     def of_samples(
@@ -86,15 +88,15 @@ class RowExtras:
         temperature: np.float32 | np.ndarray = np.float32(1),
         token_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather the requested reports about a step's new tokens.
+        """Compute the extra outputs of a step's new tokens from one kind of values.
 
         Args:
-            reads: the kind of `values`; extras that read another kind are skipped.
-            rows: `[num_samples]`, on the host.
-            values: `[num_samples, ...]`, not modified.
-            temperature: `[num_samples]` float32 on the host, 1 for greedy rows; 1 for all by
-                default.
-            token_ids: `[num_samples]` int64, if they are known.
+            reads: the kind of `values`; extra outputs that read another kind are skipped.
+            rows: `[num_samples]` int64 on the host, the row of each new token.
+            values: `[num_samples, ...]` on the device, not changed.
+            temperature: `[num_samples]` float32 on the host, 1 for greedy rows; by default 1 for
+                all.
+            token_ids: `[num_samples]` int64, the new tokens, if they are known.
         """
         found: list[Named] = []
         for name, extra in self._loaded.items():
@@ -121,13 +123,13 @@ class RowExtras:
         compute_logits: Callable[[Tensor], Tensor],
         expert_ids: Tensor | None = None,
     ) -> list[Named]:
-        """Gather the requested reports about the spans of the step's prompts.
+        """Compute the extra outputs of the prompt positions that a step's plan lists.
 
         Args:
-            plan: the step.
-            hidden: `[num_tokens, hidden_size]`, hidden states of every token of the step.
-            compute_logits: the model's head.
-            expert_ids: `[num_tokens, layers with experts, chosen]`, if a row requests them.
+            plan: the step's plan.
+            hidden: `[num_tokens, hidden_size]`, the hidden state of each token of the step.
+            compute_logits: the model's output head.
+            expert_ids: `[num_tokens, layers with experts, chosen]`, if a row needs them.
         """
         found: list[Named] = []
         firsts = np.cumsum(plan.query_lens) - plan.query_lens
@@ -148,7 +150,7 @@ class RowExtras:
 
 
 def reported(named: list[Named]) -> list[tuple[int, Reported]]:
-    """Return the gathered reports, by row; on the host only."""
+    """Return the gathered outputs with their rows; only after they were copied to the host."""
     return [
         (row, Reported(name, num_positions, data))
         for name, gathered in named

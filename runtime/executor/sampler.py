@@ -1,6 +1,6 @@
-"""Applies each row's penalties, masks and biases, then samples the whole batch at once.
+"""Applies penalties, grammar masks and biases to logits, then samples a token for each sequence.
 
-Nothing here waits for the device: parameters are kept on the host and sent with each use.
+Nothing here waits for the device. Sampling parameters are kept on the host and sent with each use.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from runtime.step.step_plan import Int64Array, TokenMasks
 
 
 class Sampled(NamedTuple):
-    """The sampler's result.
+    """The result of sampling.
 
     Attributes:
-        token_ids: `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
-        extras: reports about the tokens by extras that read logits.
+        token_ids: `[num_samples]` int64 on the device; `NAN_TOKEN` for rows with NaN logits.
+        extras: the extra outputs about the tokens that are computed from logits.
     """
 
     token_ids: Tensor
@@ -41,12 +41,12 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Samples rows of `BatchRows`; stateless."""
+    """Samples the next tokens of rows of the running batch; has no state of its own."""
 
     def __init__(self, rows: BatchRows, share: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Read parameters from `rows`.
+        """Sample with the parameters in `rows`.
 
-        With several ranks, `share` gives all ranks the tokens of one.
+        If several ranks sample, `share` replaces the tokens by those of one rank.
         """
         self._rows = rows
         self._share = share
@@ -62,9 +62,9 @@ class Sampler:
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
-            rows: `[num_samples]`, the row of each sample.
-            positions: `[num_samples]`, index in its sequence of each token to be sampled.
-            masks: for the samples whose output follows a grammar.
+            rows: `[num_samples]` int64, the row of each sample.
+            positions: `[num_samples]` int64, the index of each new token in its sequence.
+            masks: grammar masks for samples whose output follows a grammar.
         """
         state = self._rows
         is_greedy = state.is_greedy[rows].all()
@@ -97,7 +97,10 @@ class Sampler:
         return Sampled(token_ids, found)
 
     def is_plain(self, rows: Int64Array) -> bool:
-        """Whether every row takes its largest unedited logit, and no extra reads logits."""
+        """Whether each row takes the token with the largest logit, and nothing else needs logits.
+
+        Then the logits are neither edited nor read by extra outputs.
+        """
         state = self._rows
         edited = state.edits_logits[rows] | state.has_grammar[rows]
         edited |= state.extras.reads_logits[rows]
@@ -106,7 +109,7 @@ class Sampler:
     def _sampling_rows(
         self, rows: Int64Array, positions: Int64Array
     ) -> tuple[Tensor, SamplingRows]:
-        """Send `rows` and the parameters for sampling them."""
+        """Send `rows` and their sampling parameters to the device."""
         state = self._rows
         params, top_k = state.params[rows], state.top_k[rows]
         limits = top_k[top_k < state.vocab_size]
@@ -148,8 +151,8 @@ class Sampler:
             row = int(rows[sample_index])
             sampling = state.sampling[row]
             assert sampling is not None
-            # A grammar's mask includes the minimum length: the grammar knows when only the end is
-            # possible.
+            # Rows with a grammar are skipped: the grammar's mask includes the minimum length, and
+            # it knows when only the end is possible.
             if num_outputs[sample_index] < sampling.min_new_tokens and sample_index not in masked:
                 too_early += [(sample_index, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:
@@ -165,7 +168,7 @@ class Sampler:
             words, masked_samples = self._on_device(logits, masks)
             assert words is not None
             apply_token_bitmask(logits, words, masked_samples)
-        # After the masks: a bias added to a forbidden token's minus infinity leaves it unchanged.
+        # Biases come after the masks: the logit of a forbidden token stays minus infinity.
         if biased:
             ids_of, values_of = zip(*(state.biases[row] for _, row in biased), strict=True)
             counts = [len(ids) for ids in ids_of]
@@ -182,7 +185,10 @@ class Sampler:
     def _on_device(
         self, logits: Tensor, masks: TokenMasks | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return masks and the indices of their samples; no indices if every sample has a mask."""
+        """Send masks to the device; return them and the indices of their samples.
+
+        The indices are `None` if every sample has a mask.
+        """
         if masks is None:
             return None, None
         device = self._rows.device

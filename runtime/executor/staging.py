@@ -1,4 +1,4 @@
-"""Copies host arrays to the device: zero-copy views on a CPU, one pinned copy on a GPU."""
+"""Passes host arrays to the device: without a copy on a CPU, with one pinned copy on a GPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TORCH_DTYPES = {
 def to_device(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
     """Return each array as a tensor on `device`.
 
-    On a GPU the arrays are packed into one pinned buffer and sent with one asynchronous copy; the
-    caching host allocator keeps the buffer alive until the copy is done. On the CPU the tensors
-    share the arrays' memory.
+    On a GPU the arrays are packed into one pinned buffer, and sent with one asynchronous copy.
+    torch's host allocator keeps the buffer until the copy is done. On a CPU the tensors share the
+    arrays' memory.
 
     Args:
-        device: the target.
-        arrays: contiguous, int32, int64, float32 or uint8.
+        device: the target device.
+        arrays: contiguous arrays of int32, int64, float32 or uint8.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]

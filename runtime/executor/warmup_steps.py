@@ -1,4 +1,4 @@
-"""Steps before the first request: they compile kernels, fill caches, and test the model."""
+"""Runs steps before the first request, to compile kernels, fill caches, and test the model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.step.step_plan import PageUpdate, RowJoin, StepPlan
 
-# Kernels differ only between no top log-probabilities and some; 20, OpenAI's maximum, stands for
-# all numbers above 0.
+# Numbers of top log-probabilities to warm up. The kernels are the same for all numbers above 0; 20
+# is OpenAI's maximum.
 _TOP_LOGPROBS = (0, 20)
 
 
 @torch.inference_mode()
 def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
-    """Run each sampling kernel on logits of zeros: plain, ranked, edited, with log-probabilities.
+    """Run each sampling kernel once on zeros.
 
     Args:
         vocab_size: size of the model's vocabulary; kernels are compiled for this size.
@@ -43,7 +43,7 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
     """
     num_rows = 2
     logits = torch.zeros(num_rows, vocab_size, device=device)
-    # Parameters are sent with the step, and they are always aligned.
+    # The parameters are sent as they are for a step, because their alignment affects the kernels.
     ones, zeros = np.ones(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
     temperature, top_p, min_p, frequency, presence, repetition, values = to_device(
         device, ones, ones.copy(), *(zeros.copy() for _ in range(3)), ones.copy(), zeros
@@ -77,13 +77,13 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
 
 
 _ZERO = np.zeros(1, dtype=np.int64)
-# A step of this many tokens uses the kernels of larger ones.
+# Larger steps use the same kernels as a step of this many tokens.
 _MANY_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A made-up step: `num_seqs` prompts of `length` tokens each, after `cached` tokens."""
+    """A step for warm-up: `num_seqs` prompts of `length` tokens each, after `cached` tokens."""
 
     length: int
     num_seqs: int = 1
@@ -91,7 +91,7 @@ class Prompts:
 
 
 def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list[Prompts]:
-    """Steps that together use every kernel that prompts need on a GPU.
+    """Return steps that together use every kernel that prompts need on a GPU.
 
     Args:
         max_tokens: most prompt tokens of a step.
@@ -102,7 +102,8 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
     longest = context_len - 1
     lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
     steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
-    # Full steps have query blocks of the largest size. cuDNN takes no shorter whole prompts.
+    # A full step has the largest blocks of queries. cuDNN does not run whole prompts shorter than
+    # `MIN_LENGTH`.
     mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
     for cached, most in ((0, min(MIN_LENGTH - 1, longest)), (1, longest - 1)):
         length = max(1, min(mean, most))
@@ -113,18 +114,18 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
 def compute_prompts(
     runner: StepRunner, prompts: Prompts, vocab_size: int, num_pages: int = 0
 ) -> None:
-    """Compute made-up prompts in the first rows.
+    """Compute warm-up prompts in the first rows of the batch.
 
     Args:
-        runner: an idle runner.
+        runner: a runner without steps in flight.
         prompts: number and length of the prompts.
-        vocab_size: ids are below this.
-        num_pages: row 0 writes pages 1 to `num_pages`. All else is written to page 0, the padding
-            page.
+        vocab_size: all token ids are below this.
+        num_pages: the prompt in row 0 writes pages 1 to `num_pages`. The other prompts write page
+            0, the padding page.
 
     Raises:
         StartupError: the model fails.
-        MemoryError: too little memory, for the whole step or for a single sequence of it.
+        MemoryError: there is too little memory, for the whole step or for a single sequence of it.
     """
     length, num_seqs = prompts.length, prompts.num_seqs
     spec = RowSpec(sampling=SamplingParams(max_new_tokens=2, temperature=0.0))
@@ -154,11 +155,11 @@ def compute_prompts(
 
 
 def warm_up(runner: StepRunner, vocab_size: int, page_size: int, context_len: int) -> None:
-    """Compute a short prompt and one token after it.
+    """Compute a short prompt, then decode one token after it.
 
     Raises:
         StartupError: the model fails.
-        MemoryError: too little memory.
+        MemoryError: there is too little memory.
     """
     length = min(8, page_size - 1, context_len - 1) or 1
     compute_prompts(runner, Prompts(length), vocab_size)

@@ -249,6 +249,7 @@ def resolve(
         kv_events=KVEventsConfig.parse(scheduling.kv_events_config),
         max_mamba_cache_size=scheduling.max_mamba_cache_size,
         pp_size=config.parallel.pp_size,
+        swa_full_tokens_ratio=scheduling.swa_full_tokens_ratio,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -356,6 +357,9 @@ def check_options(config: ServerConfig) -> None:
     share = scheduling.mem_fraction_static
     if share is not None and not 0.0 < share < 1.0:
         raise StartupError(f"--mem-fraction-static must be between 0 and 1, got {share}.")
+    ratio = scheduling.swa_full_tokens_ratio
+    if ratio is not None and not 0.0 < ratio <= 1.0:
+        raise StartupError(f"--swa-full-tokens-ratio must be above 0 and at most 1, got {ratio}.")
     for name, seconds in (
         ("--drain-timeout", http.drain_timeout),
         ("--max-body-mb", http.max_body_mb),

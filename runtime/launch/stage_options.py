@@ -28,6 +28,9 @@ def check_stages(config: ServerConfig, model: ModelSpec) -> None:
         "omit --enable-lora and --lora-paths; adapters need all layers in one stage": (
             config.lora.enable_lora or bool(config.lora.lora_paths)
         ),
+        "omit --swa-full-tokens-ratio; layers of one stage have the same pages": (
+            config.scheduling.swa_full_tokens_ratio is not None
+        ),
         "omit --enable-deterministic-inference; it is not checked over stages": (
             config.kernels.enable_deterministic_inference
         ),

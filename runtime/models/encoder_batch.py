@@ -1,4 +1,4 @@
-"""One step's input to an encoder: whole texts, packed without padding."""
+"""The input of one step of an encoder: whole texts, concatenated without padding."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """The beginnings that texts have in common with another text of the batch, which computes them.
+    """The beginnings of texts whose keys and values another text of the batch computes.
 
     Attributes:
         lenders: `[num_texts]` int64, index of the text that computes the beginning. A text that
             shares nothing has its own index.
-        lengths: `[num_texts]` int64, number of shared tokens: 0 for a text that shares nothing, and
-            for every lender.
+        lengths: `[num_texts]` int64, number of shared tokens. It is 0 for a text that shares
+            nothing, and for every text that computes a beginning for others.
     """
 
     lenders: NDArray[np.int64]
@@ -31,20 +31,20 @@ class SharedBeginnings:
 
 @dataclass
 class EncoderBatch:
-    """Tokens of several texts, flattened.
+    """The tokens of several texts, concatenated.
 
     Attributes:
         input_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64, each token's index in its own text, from 0.
-        lengths: tokens of each text that are in the batch, in order, each at least 1.
+        lengths: for each text, the number of its tokens in the batch, at least 1.
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
-        second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
-            there are none.
-        prompt_lens: number of tokens at the start of each text, its instruction, that the pooling
-            of its vector leaves out; `None` if no text has an instruction.
-        attention: the back end of a causal model; `None` for others.
-        shared: tokens before those of `lengths` that another text of the batch computes; `None` if
-            the batch holds every text in full.
+        second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair and 0 for
+            others; `None` if the batch has no pairs.
+        prompt_lens: number of tokens of the instruction at the start of each text. Pooling leaves
+            these tokens out. `None` if no text has an instruction.
+        attention: the back end of a causal model; `None` for a model whose tokens see both ways.
+        shared: beginnings that are not in the batch's tokens because another text computes them;
+            `None` if the batch holds every text in full.
     """
 
     input_ids: Tensor

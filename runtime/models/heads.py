@@ -1,6 +1,6 @@
-"""The heads of embedders, classifiers and reward models. Front-safe.
+"""The heads of embedders, classifiers and reward models. Front-safe: no torch.
 
-Each function takes the spec that the family read from `config.json` and returns it with a head.
+Each function takes the spec that the family read from `config.json` and returns a copy with a head.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _DEFAULT_LABELS = 2
 
 
 def vectors(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # the folder's files say more
-    """Return a decoder without its head, which gives a vector."""
+    """Return a decoder that gives the last token's vector instead of logits."""
     return replace(spec, gives="vectors", pooling=Pooling("last"))
 
 
 def pooled_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """Return BERT with its pooler over the first token, then the classes."""
+    """Return BERT as a classifier: a pooler over the first token, then one row per class."""
     hidden, labels = spec.hidden_size, _labels(config)
     pooler = HeadLayer("pooler.dense", hidden, hidden, activation="tanh")
     return _scoring(spec, labels, "cls", pooler, HeadLayer("classifier", hidden, len(labels)))
 
 
 def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """Return RoBERTa with a dense layer over the first token, then the classes."""
+    """Return RoBERTa as a classifier: a dense layer over the first token, then the classes."""
     hidden, labels = spec.hidden_size, _labels(config)
     dense = HeadLayer("classifier.dense", hidden, hidden, activation="tanh")
     return _scoring(
@@ -39,7 +39,13 @@ def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """Return ModernBERT with pooling as configured, a dense layer and a norm, then the classes."""
+    """Return ModernBERT as a classifier: pooling, a dense layer, a norm, then the classes.
+
+    The key `classifier_pooling` selects the first token or the mean of all tokens.
+
+    Raises:
+        StartupError: the pooling or the activation is not supported.
+    """
     hidden, labels = spec.hidden_size, _labels(config)
     mode = config.values.get("classifier_pooling", "cls")
     if mode not in ("cls", "mean"):
@@ -61,7 +67,7 @@ def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
 
 
 def last_token_scores(spec: ModelSpec, config: Keys) -> ModelSpec:
-    """Return a decoder with one matrix over the last token, for classes."""
+    """Return a decoder with a classifier's head: one matrix over the last token's hidden state."""
     labels = _labels(config)
     score = HeadLayer("score", spec.hidden_size, len(labels), bias=False)
     return _scoring(spec, labels, "last", score)
@@ -83,7 +89,7 @@ def _labels(config: Keys) -> tuple[str, ...]:
     """Return the names of the classes, in order.
 
     Raises:
-        StartupError: `id2label` does not name each of them.
+        StartupError: `id2label` does not name each class.
     """
     named = config.mapping("id2label")
     if not named:

@@ -1,4 +1,4 @@
-"""The interface of a model of any family, for executor and loader."""
+"""The interface of a model, which families implement and which executor and loader use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime.models.layers.text_head import TextHead
 
 
 class Model(ABC):
-    """Layers with their weights.
+    """A model of any family: its layers with their weights.
 
     Attributes:
         spec: the model's sizes and other settings.
-        context: the device and type with which it was built.
+        context: the device, the dtype and the other settings with which the model was built.
     """
 
     spec: ModelSpec
@@ -29,11 +29,14 @@ class Model(ABC):
 
     @abstractmethod
     def __init__(self, spec: Any, context: BuildContext) -> None:
-        """Build the layers from the family's spec; matrices get memory when they are loaded."""
+        """Build the layers from the family's spec.
+
+        Matrices get memory only when they are loaded.
+        """
 
     @abstractmethod
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield every owner of weights with its name, such as `model.layers.0.mlp.down_proj`."""
+        """Yield each module that owns weights, with its name: `model.layers.0.mlp.down_proj`."""
 
 
 class CausalLM(Model):
@@ -41,22 +44,22 @@ class CausalLM(Model):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run all layers.
+        """Run all layers, or those of this rank's pipeline stage.
 
         Returns:
-            `[num_outputs, hidden_size]` after the final norm, for `batch.logits_indices`. Before
-            the last stage, a tensor that means nothing.
+            `[num_outputs, hidden_size]` after the last norm, one row for each of
+            `batch.logits_indices`. A stage before the last returns a tensor without meaning.
         """
 
     @abstractmethod
     def model_logits(self, hidden: Tensor) -> Tensor:
-        """Return the vocabulary's logits in the model's own type.
+        """Return the logits of the vocabulary in the model's dtype.
 
         Args:
-            hidden: `[num_samples, hidden_size]`, rows of what `forward` returned.
+            hidden: `[num_samples, hidden_size]`, rows of the result of `forward`.
 
         Returns:
-            `[num_samples, vocab_size]`, the model's dtype, contiguous.
+            `[num_samples, vocab_size]`, contiguous.
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -65,11 +68,12 @@ class CausalLM(Model):
 
 
 class TextEncoder(Model):
-    """A model that gives a vector or scores for each text and keeps no state.
+    """A model that gives a vector or scores for each text and keeps no state between steps.
 
     Attributes:
         head: computes the vector or the scores of a text from its tokens' vectors.
-        sees_backward_only: whether it is causal; if so it needs `EncoderBatch.attention`.
+        sees_backward_only: whether a token sees only earlier tokens and itself. Such a model needs
+            `EncoderBatch.attention`.
     """
 
     head: TextHead
@@ -77,7 +81,10 @@ class TextEncoder(Model):
 
     @property
     def shared_grain(self) -> int:
-        """`EncoderBatch.shared` must be multiples of this many tokens; 0 if it must be absent."""
+        """Unit of tokens of which the lengths in `EncoderBatch.shared` must be multiples.
+
+        It is 0 if the model does not support `EncoderBatch.shared`.
+        """
         return 0
 
     @abstractmethod
@@ -85,7 +92,7 @@ class TextEncoder(Model):
         """Run all layers.
 
         Returns:
-            `[num_tokens, hidden_size]`.
+            `[num_tokens, hidden_size]`, a vector for each token.
         """
 
     def compute(self, batch: EncoderBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""The table of architectures: how to read `config.json`, and which class runs the model.
+"""The table of architectures: the function that reads `config.json`, and the model's class.
 
 Front-safe. The table `FAMILIES` has one line for each architecture. A module that it names is
 imported on use, so that the front never imports torch.
@@ -41,7 +41,7 @@ _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
 _KNOWN = "runtime.models.transformers_impl.spec:known_architectures"
 
-# Key beside those of `config.json` for what `--model-impl` asks for.
+# Key that is added to those of `config.json`: the value of `--model-impl`.
 _IMPL = "model_impl"
 
 
@@ -53,9 +53,9 @@ class Family:
         spec: function `(config, generation) -> ModelSpec` that reads `config.json`; front-safe.
         model: class that runs the model, made from a spec and a `BuildContext`; needs torch.
         head: function `(spec, config) -> ModelSpec` that changes the spec for an architecture with
-            another head after the family's layers; front-safe. Empty without such a head.
-        texts: class that runs the model for vectors of texts. Empty if `model` always gives
-            vectors or scores, or if the family cannot give vectors.
+            another head than the family's; front-safe. Empty if there is no such head.
+        texts: class that runs the model if it is to give vectors of texts. Empty if `model` itself
+            gives vectors or scores, or if the family cannot give vectors.
         images: whether prompts may hold images.
     """
 
@@ -74,6 +74,11 @@ def _hybrid(family: str, read: str = "read") -> Family:
     return Family(f"runtime.models.{family}.spec:{read}", _DECODER)
 
 
+def _own(family: str, model: str, read: str = "read") -> Family:
+    folder = f"runtime.models.{family}"
+    return Family(f"{folder}.spec:{read}", f"{folder}.model:{model}")
+
+
 def _seeing(family: str, model: str, read: str = "read") -> Family:
     folder = f"runtime.models.{family}"
     return Family(f"{folder}.spec:{read}", f"{folder}.model:{model}", images=True)
@@ -90,6 +95,8 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": _decoder("gemma2"),
     "Gemma3ForCausalLM": _decoder("gemma3"),
     "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
+    "Gemma4ForCausalLM": _own("gemma4", "Gemma4ForCausalLM"),
+    "Gemma4ForConditionalGeneration": _own("gemma4", "Gemma4ForCausalLM", "read_text_part"),
     "Glm4ForCausalLM": _decoder("glm4"),
     "Glm4MoeForCausalLM": _decoder("glm4_moe"),
     "Glm4MoeLiteForCausalLM": _decoder("glm4_moe", "read_lite"),
@@ -150,25 +157,24 @@ ADAPTED = Family(
 
 
 def impl_override(impl: str) -> dict[str, str]:
-    """Return the keys that `--model-impl` adds to `config.json`."""
+    """Return the keys that the option `--model-impl` adds to `config.json`."""
     return {} if impl == "auto" else {_IMPL: impl}
 
 
 def read_model_spec(
     folder: Path, overrides: dict[str, Any] | None = None, *, is_embedding: bool = False
 ) -> ModelSpec:
-    """Read the spec of the model in a folder.
+    """Read the spec of a model from its files.
 
     Args:
-        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
-            that replaces `config.json`, perhaps with `generation_config.json` beside it; or a GGUF
-            file.
+        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file in
+            place of `config.json`, perhaps with `generation_config.json` beside it; or a GGUF file.
         overrides: top-level keys that replace those of `config.json`.
-        is_embedding: whether a model that generates text should give vectors instead.
+        is_embedding: whether a model that generates text is to give vectors instead.
 
     Raises:
-        StartupError: there is no such file, an architecture or feature is not supported, or a
-            number is missing or absurd; one line names the key.
+        StartupError: a file is missing, an architecture or feature is not supported, or a number is
+            missing or out of range; one line names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(

@@ -1,4 +1,4 @@
-"""An HTTP request on its way to the engine: when it came, and what the front spent on it."""
+"""Times of an HTTP request in the front process: its arrival, and the work before the engine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import time
 from contextvars import ContextVar
 from typing import Literal, Self
 
-# What the front does before the engine gets a request, in order. Reading files is part of `images`.
+# The kinds of work that the front does before the engine gets a request, in order. The time of
+# `files` (reading image files) is part of the time of `images`.
 FrontWork = Literal["body", "parse", "adapter", "render", "tokenize", "images", "files"]
-# A write to the socket that returns sooner did not wait for the client.
+# Seconds. A write to the socket that returns sooner did not have to wait for the client.
 BLOCKED_S = 0.001
 
 
 class Arrival:
-    """Times of one HTTP request, which may be several requests to the engine.
+    """Times of one HTTP request, which may become several requests to the engine.
 
     Attributes:
-        http_id: the id that the response's `x-request-id` tells.
-        began_at: when the request came, `time.monotonic()`.
+        http_id: the id that the response has in its header `x-request-id`.
+        began_at: when the request arrived, `time.monotonic()`.
         spent_s: seconds by kind of work.
         system: the chat's first system message; empty if there is none.
-        blocked_s: seconds in which the socket took nothing of a stream, because the client did not
+        blocked_s: seconds in which the socket took no more of a stream, because the client did not
             read.
         closed_at: when the response was complete, `time.monotonic()`; 0 before.
     """
@@ -28,7 +29,7 @@ class Arrival:
     __slots__ = ("began_at", "blocked_s", "closed_at", "http_id", "spent_s", "system")
 
     def __init__(self, http_id: str) -> None:
-        """Begin now."""
+        """Set the time of arrival to now."""
         self.http_id = http_id
         self.began_at = time.monotonic()
         self.spent_s: dict[FrontWork, float] = {}
@@ -37,17 +38,18 @@ class Arrival:
         self.closed_at = 0.0
 
 
-# Set by the HTTP entry for each request; `None` for the offline engine and work in the background.
+# The current request's times, set by the HTTP entry. It is `None` for the offline engine and for
+# background work.
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
 
 
 class timed:
-    """Adds the duration of a `with` block to the current request's."""
+    """Adds the duration of a `with` block to the times of the current HTTP request, if any."""
 
     __slots__ = ("_since", "_work")
 
     def __init__(self, work: FrontWork) -> None:
-        """Measure `work`."""
+        """Count the block's time as `work`."""
         self._work = work
 
     def __enter__(self) -> Self:

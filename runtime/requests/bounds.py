@@ -1,8 +1,8 @@
-"""Declares bounds of a body's fields, for the OpenAPI document.
+"""Declares bounds of a body's fields in the OpenAPI document, without checking them.
 
-The decoder does not check these bounds. Its message would lack the value and the full list of
-allowed values, and an error about a value has a different body than one about malformed JSON. The
-code that checks a field uses the same constants.
+The decoder does not check these bounds: its message would lack the wrong value and the list of
+allowed values. Besides, an error about a value has a different body than one about malformed JSON.
+The code that checks a field uses the same constants as its declaration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 def within(
     low: float | None = None, high: float | None = None, *, above: float | None = None
 ) -> msgspec.Meta:
-    """Declare a number that is at least `low`, or greater than `above`, and at most `high`."""
+    """Declare a number: at least `low`, or greater than `above`; at most `high`."""
     keys = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
     return _documented(**{name: value for name, value in keys.items() if value is not None})
 

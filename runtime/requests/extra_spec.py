@@ -1,9 +1,9 @@
-"""Extras: outputs besides tokens that a request may ask for. This is the form in which they travel.
+"""The messages about extras: outputs besides tokens that a request may ask for.
 
-An extra is a folder with two halves. Its front half defines how it is requested, checked and
-answered (`runtime.client.front_extras`), its device half how it is gathered
-(`runtime.extras.device_extras`). Code between the halves passes an extra on without decoding it,
-and reads only the attributes below.
+An extra is a package with two halves. Its front half defines how the extra is requested, checked
+and answered (`runtime.client.front_extras`). Its device half defines how the data is gathered
+(`runtime.extras.device_extras`). Code between the halves passes an extra's data on undecoded, and
+reads only the attributes below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 
 import msgspec
 
-# One line per extra: the package with its `front` and its `device` module, loaded on use.
+# The package of each extra, with its modules `front` and `device`. They are imported on first use.
 EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
@@ -24,15 +24,15 @@ EXTRAS: dict[str, str] = {
 
 
 class ExtraSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One extra of a request.
+    """One extra that a request asks for.
 
     Attributes:
         name: name in `EXTRAS`.
         params: the request's parameters for the device half, in the extra's own encoding.
-        prompt_start: first prompt position to report, -1 for none. The result of the prompt's last
+        prompt_start: first prompt position to report, -1 for none. The data of the prompt's last
             position comes with the first output token.
-        of_outputs: whether each output token is reported. Then every token is sampled, even if a
-            grammar leaves only one choice, and one token is sampled even if none is generated.
+        of_outputs: whether each output token is reported. Then every token is sampled, even one
+            that a grammar determines. One token is sampled even if the request wants none.
         replaces: whether each report replaces all earlier ones.
     """
 
@@ -44,13 +44,14 @@ class ExtraSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExtraBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An extra's report on consecutive positions of one request.
+    """An extra's data for consecutive positions of one request.
 
     Attributes:
+        request_id: the engine's id of the request.
         extra: name of the extra.
-        is_input: whether the positions are those of the prompt except the last; else they are
-            the positions from which output tokens were sampled.
-        data: the report, in the extra's own encoding.
+        is_input: whether the positions are in the prompt, without its last one. Else they are the
+            positions from which output tokens were sampled.
+        data: the extra's data, in its own encoding.
         replaces: whether this block replaces earlier blocks of the extra.
         unsent_ids: int32 bytes, the positions' tokens if the output does not include them.
     """
@@ -64,13 +65,13 @@ class ExtraBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_block(blocks: list[ExtraBlock], block: ExtraBlock) -> None:
-    """Append `block` to a request's blocks, or replace those of its extra."""
+    """Append `block` to a request's blocks; if it replaces earlier ones of its extra, drop them."""
     if block.replaces:
         blocks[:] = [each for each in blocks if each.extra != block.extra]
     blocks.append(block)
 
 
 def load_half(name: str, half: str) -> object:
-    """Return `EXTRA` of the module `half` of an extra's package; import it if needed."""
+    """Return the object `EXTRA` of an extra's module `half` (`front` or `device`)."""
     found: object = import_module(f"{EXTRAS[name]}.{half}").EXTRA
     return found

@@ -14,24 +14,24 @@ logger = logging.getLogger(__name__)
 
 
 def log_failure(what: object, error: BaseException) -> str:
-    """Log that `what` failed, under an id; return the client's message, which has only the id."""
+    """Log that `what` failed, under a new id; return a message for the client with only the id."""
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", what, error_id, exc_info=error)
     return f"Internal server error: the log has the details under id {error_id}."
 
 
 class FaultDomains(Generic[R]):
-    """Ends the request whose handling raised an exception; the calling code continues.
+    """Ends only the request whose handling raised an exception; the calling loop continues.
 
-    In a loop that runs for every token, `try` with `failed` does the same and saves the cost of
+    In code that runs for every token, `try` with `failed` does the same and saves the cost of
     `with`.
 
     Attributes:
-        num_faults: requests ended so far.
+        num_faults: number of requests that were ended so far.
     """
 
     def __init__(self, end: Callable[[R, str], None]) -> None:
-        """Use `end` to end a request, in any state, with a message for its client.
+        """Set the function that ends a request, in any state, with a message for its client.
 
         Exceptions of `end` are not caught.
         """
@@ -65,7 +65,8 @@ class _FaultDomain(Generic[R]):
         trace: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception):
-            # There is no exception, or it ends the process: `DeviceLost`, `KeyboardInterrupt`.
+            # No exception was raised, or one that must end the process, such as `DeviceLost` or
+            # `KeyboardInterrupt`.
             return False
         self._domains.failed(self._request, error)
         return True

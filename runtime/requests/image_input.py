@@ -9,12 +9,12 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An image that is decoded and scaled, with its number of tokens but without a position.
 
     Attributes:
-        digest: 16 bytes, the server's hash of `pixels`, their shape, the parameters of the
-            processor and the tenant. It is the key of the tower's output and of cached prefixes.
-        size: `(channels, height, width)` of `pixels`; both sides fit the model's patches.
-        num_tokens: placeholder tokens that the image takes in the prompt.
-        pixels: uint8, in the order of `size`, scaled but not yet normalised by `VisionSpec`: so
-            they take a quarter of the bytes of float32.
+        digest: 16 bytes, the server's hash of `pixels`, their shape, the processor's parameters and
+            the tenant. Image vectors and cached prefixes are found by it.
+        size: `(channels, height, width)` of `pixels`; both sides are multiples of a patch.
+        num_tokens: number of placeholder tokens that the image takes in the prompt.
+        pixels: uint8 in the shape `size`, scaled but not yet normalised (see `VisionSpec`); float32
+            would take four times as many bytes.
     """
 
     digest: bytes

@@ -1,7 +1,8 @@
-"""Random names that cannot be guessed, drawn from the kernel many at a time.
+"""Makes random names that cannot be guessed, from random bytes of the kernel.
 
-Each call of the kernel releases the GIL. Getting it back takes milliseconds if threads compute in
-Python, and the event loop needs several names for each request.
+Many bytes are drawn at a time, because each call of the kernel releases the GIL. Getting the GIL
+back takes milliseconds while other threads compute in Python, and the event loop needs several
+names for each request.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from runtime.requests.identity import IDENTITY
 MAX_BYTES = 32
 _NUM_DRAWN = 128
 
-# Each number is used once, because `popleft` is atomic.
+# Drawn bytes. No entry is used twice, also not by two threads, because `popleft` is atomic.
 _drawn: deque[bytes] = deque()
 
 
@@ -40,9 +41,12 @@ def random_hex(num_bytes: int) -> str:
 
 
 def seed_source(random_seed: int | None) -> Callable[[], int]:
-    """A source of seeds for requests without one; reproducible if the server has a seed."""
+    """Return a function that gives a seed for each request without one.
+
+    With `random_seed` the sequence of seeds is reproducible.
+    """
     if random_seed is None:
         return lambda: int.from_bytes(random_bytes(8)) >> 2
-    # Stafford's mix of a counter.
+    # Spread the counter over 62 bits, by the multiplier of SplitMix64.
     counter = itertools.count(random_seed)
     return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

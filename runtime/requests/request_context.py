@@ -1,4 +1,4 @@
-"""The HTTP request that is being served: what its records and log lines are labelled with."""
+"""Ids and route of the HTTP request that is being served, which label its records and log lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One HTTP request.
+    """Ids and route of one HTTP request.
 
     Attributes:
         request_id: its `X-Request-Id`.
@@ -25,12 +25,12 @@ class RequestContext:
     route: str = ""
 
 
-# The HTTP entry sets this for each request. It is `None` outside of them.
+# The current request, set by the HTTP entry; `None` outside of HTTP requests.
 REQUEST: ContextVar[RequestContext | None] = ContextVar("request", default=None)
 
 
 def request_labels(context: RequestContext | None) -> dict[str, str]:
-    """Return the ids for a log line; empty outside of requests."""
+    """Return a request's ids as labels of a log line; empty outside of HTTP requests."""
     if context is None:
         return {}
     if not context.trace_id:

@@ -1,4 +1,4 @@
-"""The data of a request: `RequestSpec` reaches the scheduler, its `RowSpec` reaches the row."""
+"""A request's data, without its prompt: `RequestSpec` for the scheduler, `RowSpec` for its row."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from runtime.requests.sampling_params import SamplingParams
 
 
 class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The data that a request's row needs.
+    """The part of a request that the executor needs for the row that runs it.
 
-    The service makes this struct and the executor reads it. Client, scheduler and planner only pass
-    it on. A new per-row field is one more attribute here.
+    The service makes this struct, and the executor reads it. Client, scheduler and planner only
+    pass it on, so a new field is added here alone.
 
     Attributes:
-        sampling: checked parameters (`n` is unrolled by the service: one spec per sample). The
-            client fits `max_new_tokens` into the context and sets the seed.
-        extras: the requested extras, each name once.
+        sampling: checked parameters. `n` is 1, because the service makes one spec for each sample.
+            The client fits `max_new_tokens` into the context and sets the seed.
+        extras: the requested extras; no name occurs twice.
         adapter_id: the front's number of the adapter (LoRA) that the row uses; 0 for none.
     """
 
@@ -33,13 +33,14 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     Attributes:
         row: data for the row that runs the request.
         rid: the caller's name for the request, unique among the requests in flight.
-        stream: whether deltas are sent as they are generated; else one chunk is sent at the end.
+        stream: whether output is sent as it is generated; else all of it is sent at the end.
         explicit_max_new_tokens: whether the caller set `max_new_tokens`.
         cache_namespace: requests share cached prefixes only within a namespace.
-        priority: under the priority policy, requests with a larger one run earlier.
-        input_embeds: float32 bytes, one row for each of the prompt's ids, which are then ignored.
+        priority: under the priority policy, requests with a greater priority run earlier.
+        input_embeds: float32 bytes, one embedding for each of the prompt's ids, which are then
+            ignored.
         images: the prompt's images at their positions, in order.
-        dp_rank: the replica to run on; `None` lets the router choose.
+        dp_rank: number of the replica to run on; `None` lets the router choose.
     """
 
     row: RowSpec
@@ -64,5 +65,5 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Size of the pixels of all its images, bytes."""
+        """Number of bytes of the pixels of all its images."""
         return sum(len(each.image.pixels) for each in self.images)

@@ -27,9 +27,10 @@ class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
     """A constraint on the output.
 
     Attributes:
+        kind: the constraint's language.
         text: the constraint, as the client wrote it.
-        shows_special: whether the grammar sees special tokens as their text, as in an output that
-            shows them; else a text grammar forbids them.
+        shows_special: whether special tokens count as their text, as they do in an output that
+            shows them. If not, a grammar of plain text forbids them.
     """
 
     kind: GrammarKind
@@ -38,19 +39,19 @@ class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Thoughts before the answer; the grammar does not apply to them.
+    """How thoughts before the answer begin and end. A grammar does not apply to them.
 
     Attributes:
-        open_ids: tokens that begin thoughts; empty if the output begins inside them.
-        lead_ids: tokens at the start of an answer without thoughts, before its grammar applies;
-            only with `open_ids`.
+        open_ids: tokens that begin thoughts; empty if the output begins inside thoughts.
+        lead_ids: tokens at the start of an answer without thoughts, which the grammar does not
+            cover; only with `open_ids`.
         end_ids: tokens that end thoughts, at least one.
-        implied_ids: tokens each of which ends thoughts as well, but belongs to the text that
-            follows. If the answer has a grammar, that text is `bridge_ids`, or the answer if it may
-            begin so.
-        bridge_ids: tokens between that end and the answer; forced if the answer has a grammar.
+        implied_ids: further tokens, each of which ends thoughts but belongs to the text after them.
+            With a grammar, that text is `bridge_ids`; it is the answer itself if the grammar allows
+            the token at its start.
+        bridge_ids: tokens between such an end and the answer. With a grammar they are forced.
         budget: most tokens of thoughts; `None` for no bound.
-        forced_ids: tokens forced when the budget is used up; they include `end_ids`.
+        forced_ids: tokens that are forced when the budget is used up; they include `end_ids`.
     """
 
     open_ids: list[int] = []
@@ -67,13 +68,14 @@ class ThoughtTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         is_open: whether the output begins inside thoughts.
-        open: begins thoughts at the start of an output; empty if there is no such text.
-        ends: each ends thoughts; neither the text nor the blanks after it belong to the answer.
-        implied: each ends thoughts as well, but belongs to the answer.
-        headers: each begins a message's header, whose text belongs to no message. Empty if the
+        open: text that begins thoughts at the start of an output; empty if there is no such text.
+        ends: texts that end thoughts. Neither the text nor the blanks after it belong to the
+            answer.
+        implied: further texts that end thoughts, but belong to the answer.
+        headers: texts that begin a message's header, whose text belongs to no message. Empty if the
             output does not consist of messages.
-        body: ends a header.
-        thought: appears in the header of a message that is a thought.
+        body: text that ends a header.
+        thought: text whose presence in a header says that its message is a thought.
     """
 
     is_open: bool = False
@@ -90,19 +92,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         max_new_tokens: most tokens to generate; `None` means up to the context length.
-        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated;
-            stop strings and patterns that are complete before that are ignored.
+        min_new_tokens: until this many tokens are generated, end-of-sequence and stop ids are
+            masked, and stop strings and patterns are ignored.
         temperature: below `GREEDY_TEMPERATURE` the most likely token is taken.
         top_k: keep this many most likely tokens; -1 keeps all.
         seed: 64-bit seed; `None` draws one at admission.
-        stop: texts that end the output; they may span tokens.
+        stop: texts that end the output; a text may extend over several tokens.
         stop_regex: patterns that end the output, in the syntax of `runtime.requests.stop_regex`.
-        logit_bias: token id to the value added to its logit.
-        grammar: what the output must match; `None` for free text.
-        thinking: thoughts before the answer, which may have a budget; `None` if they need no
-                handling.
+        logit_bias: value to add to the logit of each token id.
+        grammar: constraint on the output; `None` for an unconstrained output.
+        thinking: thoughts before the answer, if the engine must handle them for a grammar or a
+            budget; else `None`.
         thought_texts: set if stop strings and patterns apply to the answer only; `None` if they
-                apply everywhere.
+            apply to thoughts too.
     """
 
     max_new_tokens: int | None = None
@@ -131,7 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether sampling always takes the most likely token."""
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
 
     @property
@@ -154,7 +156,7 @@ class _Rule:
     is_open: bool = False
 
     def holds(self, value: float) -> bool:
-        # The bounds are finite, and no comparison holds for NaN.
+        # NaN is refused too: all comparisons with it are false.
         return (self.low < value if self.is_open else self.low <= value) and value <= self.high
 
     @property
@@ -174,13 +176,13 @@ _RULES = {
 }
 MAX_BIAS = 1e4
 
-# Field types of the wires; the bounds are checked after a request has been converted.
+# Field types for request bodies. They only declare the bounds; `validate_sampling_params` checks.
 Temperature = Annotated[float, _RULES["temperature"].meta]
 TopP = Annotated[float, _RULES["top_p"].meta]
-# OpenAI takes 0, which keeps the most likely token alone.
+# OpenAI allows `top_p` 0, which keeps only the most likely token.
 TopPOrZero = Annotated[float, within(0.0, 1.0)]
 TopK = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": -1, "not": {"const": 0}})]
-# 0 means off as well, for wires whose clients send it.
+# In some APIs `top_k` may be 0, which means off like -1.
 TopKOrOff = Annotated[int, within(-1)]
 MinP = Annotated[float, _RULES["min_p"].meta]
 FrequencyPenalty = Annotated[float, _RULES["frequency_penalty"].meta]
@@ -196,7 +198,7 @@ TokenId = Annotated[int, within(0)]
 
 
 def check_priority(priority: int | None) -> int:
-    """Return the priority of a request, 0 if it names none.
+    """Return the priority of a request, 0 if it has none.
 
     Raises:
         InvalidRequest: the number needs more than 64 bits.
@@ -207,10 +209,10 @@ def check_priority(priority: int | None) -> int:
 
 
 def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
-    """Check every bound of the native API against the width of the logits.
+    """Check every parameter against its bounds, and token ids against `vocab_size`.
 
     Raises:
-        InvalidRequest: the first field out of bounds, with what is allowed.
+        InvalidRequest: the first parameter out of bounds; the message says what is allowed.
     """
     for name, rule in _RULES.items():
         value = getattr(params, name)
@@ -285,7 +287,7 @@ def _check_stop(params: SamplingParams) -> None:
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params` as it arrives in JSON: every key optional, null means the default."""
+    """The JSON object `sampling_params`: every key is optional, and null means the default."""
 
     max_new_tokens: NumTokens | msgspec.UnsetType | None = msgspec.UNSET
     min_new_tokens: NumTokens | None = None
@@ -311,14 +313,14 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-    # These are for SGLang's logit processors, which this server does not have. They are unused.
+    # Parameters of SGLang's logit processors, which this server does not have. They are ignored.
     custom_params: dict[str, object] | None = None
     beam_width: int | None = None
     watermark: object | None = None
 
 
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
-# Fields of the API whose features this server does not have: neutral values pass.
+# Fields of features that this server lacks: a neutral value passes, any other is refused.
 _UNSUPPORTED = (
     "beam_width",
     "watermark",
@@ -347,15 +349,15 @@ _TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 def resolve_sampling(
     fields: SamplingFields, defaults: dict[str, object], vocab_size: int
 ) -> SamplingParams:
-    """Turn the wire's fields into checked parameters.
+    """Turn the request's fields into checked parameters.
 
     Args:
         fields: the fields as decoded from the request.
         defaults: values for keys that the request omits (`max_new_tokens`, `temperature`, ...).
-        vocab_size: the logits' width, against which every token id is checked.
+        vocab_size: number of logits of a token; token ids must be smaller.
 
     Raises:
-        InvalidRequest: a value out of bounds or a feature this server does not have.
+        InvalidRequest: a value is out of bounds, or requests a feature that this server lacks.
     """
     for name in _UNSUPPORTED:
         if getattr(fields, name):
@@ -366,7 +368,7 @@ def resolve_sampling(
         **{name: value for name, value in simple if value is not None},
     }
     if fields.top_k is not None and fields.top_k > vocab_size:
-        # The vocabulary's size keeps all tokens, and it fits the worker's integer type.
+        # A `top_k` of the vocabulary's size keeps all tokens too, and fits the worker's integers.
         values["top_k"] = vocab_size
     if fields.max_new_tokens is not msgspec.UNSET:
         values["max_new_tokens"] = fields.max_new_tokens
@@ -390,18 +392,18 @@ def resolve_sampling(
 
 
 def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the parameters of one sample of `n`, counted from 0."""
+    """Return the parameters of sample number `index`, from 0, of a request with `n` samples."""
     if params.n == 1:
         return params
     seed = params.seed
     if seed is not None:
-        # With one seed all samples would be equal.
+        # With the same seed all samples would be equal.
         seed = (seed + index) % INT64_MAX
     return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
-    """Return the request's constraint; an empty text means none.
+    """Return the request's constraint; `None` if it has none, or only an empty text.
 
     Raises:
         InvalidRequest: the request has more than one constraint.
@@ -414,10 +416,10 @@ def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
 
 
 def parse_logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    """Turn JSON's string keys into token ids.
+    """Turn the keys of a `logit_bias`, which are texts in JSON, into token ids.
 
     Raises:
-        InvalidRequest: a key that is not an integer.
+        InvalidRequest: a key is not an integer.
     """
     parsed: dict[int, float] = {}
     for key, value in bias.items():

@@ -1,11 +1,11 @@
-"""Regular expressions read once, character by character, in time linear in the text.
+"""Matches regular expressions one character at a time, in time linear in the text's length.
 
-A set of patterns becomes one automaton without backtracking (Thompson's construction). Unlike the
-well-known linear-time libraries it also reports, while a text grows, where an incomplete match
-begins: a stream must not show the text from there on.
+A set of patterns becomes one automaton without backtracking (Thompson's construction). While a text
+grows, the automaton also reports where an incomplete match begins, because a stream must not show
+the text from there on. The well-known linear-time libraries do not report that.
 
-The syntax is Python's except features that need backtracking: no back-references, look-around,
-atomic groups or possessive repeats. `$` is the end of the output.
+The syntax is Python's without the features that need backtracking: back-references, look-around,
+atomic groups and possessive repeats. `$` matches at the end of the output.
 
 Source: Russ Cox, "Regular Expression Matching: the Virtual Machine Approach".
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 MAX_PATTERNS = 32
 MAX_PATTERN_BYTES = 256
-# Most states of all patterns of a request; each character visits every state at most once.
+# The most states of all patterns of a request. Each character visits every state at most once.
 MAX_STATES = 512
 
 _START = 0
@@ -34,7 +34,7 @@ _PROGRAMS = 256
 
 
 class InvalidPattern(ValueError):
-    """A pattern that is not supported, too large, or that matches the empty text."""
+    """A pattern is not supported, is too large, or matches the empty text."""
 
 
 class Match(NamedTuple):
@@ -46,7 +46,7 @@ class Match(NamedTuple):
 
 
 class _Chars:
-    """A set of characters as a pattern writes it."""
+    """A set of characters, such as `[a-z]`, as the pattern's parser gives it."""
 
     def __init__(self, items: list[tuple[Any, Any]], flags: int) -> None:
         self._items = items
@@ -95,7 +95,12 @@ def _is_word(char: str) -> bool:
 
 
 class _Node(NamedTuple):
-    """A state: reads `chars`, or passes to `targets` without reading (if `condition` holds)."""
+    """A state of the automaton.
+
+    With `chars` it reads one of these characters and goes to `targets`. Without `chars` it goes
+    there without reading, if its `condition` (such as a word boundary) holds. With `pattern` it
+    accepts that pattern.
+    """
 
     chars: _Chars | None
     condition: str
@@ -104,11 +109,11 @@ class _Node(NamedTuple):
 
 
 class _Builder:
-    """Lays out the states of patterns, each item before the item that follows it."""
+    """Adds the states of patterns, from the last item of a pattern to the first."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node] = []
-        # Repeats of an empty item make no states but take time.
+        # Work is bounded besides states, because repeats of an empty item add no states.
         self._steps = 0
 
     def add(
@@ -185,7 +190,10 @@ def _condition(place: Any, flags: int) -> str:
 
 
 def _is_fulfilled(condition: str, before: str, after: str) -> bool:
-    """Whether `condition` holds between two characters, `""` where the text begins or ends."""
+    """Whether `condition` holds between the characters `before` and `after`.
+
+    A character is `""` where the text begins or ends.
+    """
     if condition == "BEGINNING":
         return not before
     if condition == "END":
@@ -199,10 +207,10 @@ def _is_fulfilled(condition: str, before: str, after: str) -> bool:
 
 
 class Program:
-    """An automaton for a set of patterns; holds no text, so requests may share it."""
+    """An automaton for a set of patterns. It stores no text, so requests may share it."""
 
     def __init__(self, nodes: list[_Node]) -> None:
-        """Made by `compile_patterns`."""
+        """Prepare the tables of `nodes`; only `compile_patterns` calls this."""
         self._nodes = nodes
         reached = [list(self._closure([index])) for index in range(len(nodes))]
         self._readers = [[n for n in each if nodes[n].chars is not None] for each in reached]
@@ -212,12 +220,13 @@ class Program:
             for each in reached
         ]
         self._moves: list[dict[str, tuple[int, ...]]] = [{} for _ in nodes]
-        # Characters with which no match begins. Most of a text consists of these and is skipped at
-        # once.
+        # Characters that cannot begin a match. Most of a text consists of such characters, so the
+        # search skips runs of them.
         self.idle: set[str] = set()
 
     def _closure(self, roots: list[int], context: tuple[str, str] | None = None) -> Iterator[int]:
-        # Conditions are evaluated only when the characters around the position are known.
+        # Yields all states that are reached without reading. Without `context`, the characters
+        # around the position, states with a condition are not passed.
         todo, seen = roots[::-1], set(roots)
         while todo:
             index = todo.pop()
@@ -233,7 +242,7 @@ class Program:
                     todo.append(target)
 
     def matches_nothing(self) -> bool:
-        """Whether an empty text would match if every condition were fulfilled."""
+        """Whether the empty text would match if every condition held."""
         todo, seen = [_START], {_START}
         while todo:
             node = self._nodes[todo.pop()]
@@ -248,17 +257,19 @@ class Program:
     def advance(
         self, threads: dict[int, int], place: int, before: str, char: str
     ) -> tuple[dict[int, int], Match | None]:
-        """Read the character at index `place`.
+        """Read one character.
 
         Args:
-            threads: state to the earliest start of a match that leads there, by start.
-            place: index of `char`.
-            before: the character before it, `""` at the beginning.
+            threads: the states before the character. The value is the index at which the earliest
+                match that leads to the state begins; entries are ordered by it.
+            place: index of `char` in the text.
+            before: the character before it; `""` at the beginning.
             char: the character to read.
 
         Returns:
-            The threads after the character, and the match that ends with it or right before it, if
-            there is one. Of several matches, the one that begins first is returned.
+            The states after the character, in the form of `threads`; and the match that ends with
+            the character or right before it, if there is one. Of several matches, the one that
+            begins first is returned.
         """
         after: dict[int, int] = {}
         for index, start in chain(threads.items(), ((_START, place),)):
@@ -284,7 +295,10 @@ class Program:
         return after, None
 
     def finish(self, threads: dict[int, int], place: int, before: str) -> Match | None:
-        """Return the match that is complete because the text ends at `place`."""
+        """Return the match that is complete because the text ends at index `place`, if any.
+
+        The arguments are those of `advance`.
+        """
         for index, start in threads.items():
             for each in self._closure([index], (before, "")):
                 if self._nodes[each].pattern != _NO_PATTERN:
@@ -307,7 +321,7 @@ class Program:
 
 @lru_cache(_PROGRAMS)
 def compile_patterns(patterns: tuple[str, ...]) -> Program:
-    """Build the automaton that looks for all of `patterns` at once.
+    """Build the automaton that searches for all of `patterns` at once.
 
     Raises:
         InvalidPattern: there are too many patterns, or one is too long, invalid, or matches the

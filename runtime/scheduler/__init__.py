@@ -1,1 +1,1 @@
-"""Decides what each step computes."""
+"""The scheduler: decides which tokens of which requests each forward pass computes."""

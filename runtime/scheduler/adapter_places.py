@@ -1,9 +1,11 @@
-"""Decides which adapters (LoRA) are on the device; an adapter there occupies one slot.
+"""Decides which LoRA adapters are in device memory.
 
-A slot is in use while requests run with its adapter. An unused slot keeps its adapter until another
-adapter needs a slot; by default the slot that was unused for the longest time is overwritten first.
-A step's plan carries the copies into slots. Adapters of waiting requests are copied ahead, so that
-an adapter is on the device before the step that needs it.
+Device memory for adapters is divided into slots, each of which holds one adapter. A slot is in use
+while requests run with its adapter. An unused slot keeps its adapter until another adapter needs
+the slot. By default the slot that was unused for the longest time is overwritten first.
+
+The plan of a step lists the adapters to copy into slots. Adapters of waiting requests are copied
+before these requests are admitted, so that the copy does not delay the requests' first step.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from runtime.scheduler.waiting import WaitingQueue
 from runtime.step.executor import WeightHandler
 from runtime.step.step_plan import AdapterCopy
 
-# A request that has waited this long for a slot keeps later ones from taking the next free one.
+# After this time, a request without a slot is no longer overtaken: later requests may not take the
+# next slot that becomes free.
 PATIENCE_S = 1.0
-# Waiting requests whose adapters may come to the device before there is room for the requests.
+# Number of waiting requests, from the head of the queue, whose adapters are copied in advance.
 AHEAD = 16
 
 
 class AdapterPlaces:
-    """The adapter in each slot of the device, and the adapters in every rank's host memory."""
+    """Tracks the adapter in each device slot, and the adapters in host memory of every rank."""
 
     def __init__(
         self, num_slots: int, evicts_oldest: bool = False, patience_s: float = PATIENCE_S
@@ -34,22 +37,23 @@ class AdapterPlaces:
         """Start with empty slots and without adapters.
 
         Args:
-            num_slots: 0 if the server takes no adapters.
-            evicts_oldest: overwrite the adapter that came to the device first, not the one that
-                was unused for the longest time.
-            patience_s: how long later requests may overtake a request that finds no slot.
+            num_slots: number of adapters that fit on the device; 0 if the server takes no adapters.
+            evicts_oldest: overwrite the adapter that was copied to the device first, instead of the
+                adapter that was unused for the longest time.
+            patience_s: how long later requests may overtake a request that finds no slot, seconds.
         """
         self._patience_s = patience_s
         self._evicts_oldest = evicts_oldest
         self._loaded: set[int] = set()
         self._pinned: set[int] = set()
-        # By slot: the adapter, 0 for none; its running requests; when it was last used.
+        # For each slot: the id of its adapter (0 for none), the number of running requests with
+        # this adapter, and the value of `_clock` at its last use.
         self._held = [0] * num_slots
         self._num_running = [0] * num_slots
         self._used_at = [0] * num_slots
         self._clock = itertools.count(1)
         self._copies: list[AdapterCopy] = []
-        # The first request that found no slot, and since when.
+        # The first request that found no slot: its id, and the time when it found none.
         self._blocked: tuple[int, float] | None = None
 
     @property
@@ -70,19 +74,23 @@ class AdapterPlaces:
     def change(
         self, call: WeightCall, ranks: WeightHandler, requests: Iterable[Request]
     ) -> ControlReply:
-        """Load an adapter into host memory, or forget one; steps may be in flight.
+        """Load an adapter into host memory, or remove one. Steps may be in flight meanwhile.
 
         Args:
             call: a call whose operation is an `AdapterOp`.
             ranks: executes the call on all ranks.
             requests: all requests that run or wait.
+
+        Returns:
+            The reply of `ranks`. A failure if requests still use the adapter to remove.
         """
         op = call.op
         if isinstance(op, UnloadAdapter):
             num_left = sum(each.adapter_id == op.adapter_id for each in requests)
             if num_left:
                 return ControlReply(call.call_id, False, f"{num_left} requests use the adapter.")
-            # A step in flight may still read its slot, whose content stays until the next copy.
+            # A step in flight may still read the slot. The slot's content stays until another
+            # adapter is copied there.
             self._loaded.discard(op.adapter_id)
             self._pinned.discard(op.adapter_id)
             self._copies = [copy for copy in self._copies if copy.adapter_id != op.adapter_id]
@@ -95,13 +103,14 @@ class AdapterPlaces:
         return reply
 
     def has(self, adapter_id: int) -> bool:
-        """Whether requests may name this adapter; 0 stands for none."""
+        """Whether the adapter is loaded, so that requests may use it; true for 0, no adapter."""
         return not adapter_id or adapter_id in self._loaded
 
     def admits(self, request: Request) -> bool:
-        """Whether a slot is available to the adapter of a waiting request.
+        """Whether the adapter of a waiting request is in a slot or can be copied to one.
 
-        A request may overtake earlier requests that find no slot, but only for a limited time.
+        When an earlier request has found no slot, later requests may still be admitted, but only
+        for `patience_s` seconds.
         """
         if not request.adapter_id:
             return True
@@ -117,7 +126,10 @@ class AdapterPlaces:
         return False
 
     def take(self, request: Request) -> None:
-        """Give an admitted request its adapter's slot; the next plan carries the copy."""
+        """Reserve the slot of an admitted request's adapter; copy the adapter there if needed.
+
+        The copy is part of the next plan. The slot's index is stored in `request.adapter_slot`.
+        """
         if not request.adapter_id:
             return
         slot = self._bring(request.adapter_id)
@@ -126,7 +138,7 @@ class AdapterPlaces:
         request.adapter_slot = slot
 
     def leave(self, request: Request) -> None:
-        """Release the slot of a request that has ended or was retracted."""
+        """Release the slot of a request that has ended or was put back into the queue."""
         slot, request.adapter_slot = request.adapter_slot, -1
         if slot >= 0:
             self._num_running[slot] -= 1
@@ -134,12 +146,12 @@ class AdapterPlaces:
                 self._used_at[slot] = next(self._clock)
 
     def distrust(self) -> None:
-        """Forget what the slots hold, because copies may have failed; no request may be running."""
+        """Treat all slots as empty, because copies may have failed; no request may be running."""
         self._held = [0] * self.num_slots
         self._copies.clear()
 
     def bring_ahead(self, waiting: WaitingQueue) -> None:
-        """Copy the adapters of the first waiting requests into slots that no request uses."""
+        """Schedule copies of the first waiting requests' adapters into slots not in use."""
         blocked = self._blocked
         if blocked is not None and all(each.request_id != blocked[0] for each in waiting):
             self._blocked = None
@@ -152,18 +164,21 @@ class AdapterPlaces:
                 self._fill(slot, adapter_id)
 
     def take_copies(self) -> list[AdapterCopy]:
-        """Return the copies that the next plan must carry."""
+        """Return the copies that the next plan must carry, and forget them here."""
         copies, self._copies = self._copies, []
         return copies
 
     def _find(self, adapter_id: int) -> int | None:
-        """Return the slot that an adapter has or may have."""
+        """Return the slot that holds the adapter, or one that it may overwrite; else `None`."""
         if adapter_id in self._held:
             return self._held.index(adapter_id)
         return self._free_slot()
 
     def _free_slot(self, but: Collection[int] = ()) -> int | None:
-        """Return the slot to overwrite first; it holds no pinned adapter and none in `but`."""
+        """Return the slot to overwrite first, or `None`.
+
+        Slots that are in use, or that hold a pinned adapter or an adapter of `but`, do not count.
+        """
         free = [
             slot
             for slot, held in enumerate(self._held)

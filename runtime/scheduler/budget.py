@@ -1,4 +1,4 @@
-"""Decides how many prompt tokens a step computes, and how long a request's next chunk is."""
+"""Decides how many prompt tokens a step computes, and how many of them each request gets."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.step_images import TowerTime, whole_images
 from runtime.step.shared_texts import SharedTexts
 
-# What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
+# Throughput that a GPU's matrix units reach in practice: an H200 in bf16. Other GPUs differ by a
+# small factor.
 _MATRIX_FLOPS = 600e12
-# A stream that waits for a prompt chunk should not wait for longer than this.
+# A step with prompt tokens should not delay the streams that decode for longer than this, seconds.
 _SMOOTH_S = 0.15
 _GRAIN = 1024
-# While streams decode, the tower may take the budget of a step divided by this.
+# While sequences decode, the image tower may take this fraction of a step's budget: 1 / the value.
 BESIDE_STREAMS = 4
 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """Bounds on the prompt tokens of one step.
+    """Limits on the prompt tokens of one step.
 
     Attributes:
-        alone: the bound while no sequence decodes; `None` for whole prompts.
-        beside_streams: the bound while sequences decode. It keeps streams from standing still for
-            long, and the requests of a burst get their first tokens one after the other, not in
-            large groups. On an H200 at the 8B shape, with 64 requests at a time: with 4096 tokens
-            the median first token comes after 285 ms and each next token after 7.9 ms; with 8192
-            tokens these times are 463 ms and 7.25 ms.
-        shared_grain: whole prompts of a step that share a prefix compute it once, in multiples of
-            this many tokens; 0 if each prompt computes all of its tokens.
-        splits_prompts: whether a prompt may be computed in several steps. If not, each is computed
-            in one step, even if it exceeds the budget.
+        alone: the limit while no sequence decodes; `None` computes every prompt whole.
+        beside_streams: the limit while sequences decode; `None` for no limit. A small limit keeps
+            streams from pausing for long. It also spreads the first tokens of a burst of requests
+            over time. Measured on an H200 with an 8B model and 64 requests at a time: with 4096
+            tokens the median first token comes after 285 ms, and each next token after 7.9 ms. With
+            8192 tokens these times are 463 ms and 7.25 ms.
+        shared_grain: if whole prompts of a step begin with the same tokens, this beginning is
+            computed once, rounded down to a multiple of this many tokens. 0 if each prompt computes
+            all of its tokens.
+        splits_prompts: whether a prompt may be computed in several steps (chunked prefill). If not,
+            each prompt is computed in one step, even if it exceeds the limit.
     """
 
     alone: int | None
@@ -42,12 +44,16 @@ class TokenBudget:
     splits_prompts: bool = True
 
     def of_step(self, num_decodes: int, images: ImageCache | None) -> StepBudget:
-        """Return the prompt budget of a step in which `num_decodes` sequences decode."""
+        """Return the budget of a step in which `num_decodes` sequences decode.
+
+        `images` has the images whose vectors are kept; `None` if the model takes no images.
+        """
         bound = self.beside_streams if num_decodes else self.alone
         num_tokens = 1 << 60 if bound is None else bound
-        # Decoding rows count too, but a full batch must not keep prompts out for good.
+        # Decoding sequences use up budget too, but a quarter always remains for prompts.
         num_tokens = max(num_tokens - num_decodes, num_tokens // 4, 1)
-        # Streams wait until a whole image is computed, so few images are computed beside them.
+        # Streams wait until a whole image is computed, so only few images are computed while
+        # sequences decode.
         most = num_tokens // BESIDE_STREAMS if num_decodes else num_tokens
         costs = None if self.splits_prompts else TextCosts(self.shared_grain)
         tower = TowerTime(images, most, goes_ahead=num_decodes > 0)
@@ -55,7 +61,7 @@ class TokenBudget:
 
 
 class StepBudget:
-    """The prompt tokens that a step has left; decides the length of each request's next chunk."""
+    """The remaining budget of one step; decides the length of each request's next prompt chunk."""
 
     def __init__(
         self,
@@ -64,14 +70,14 @@ class StepBudget:
         costs: TextCosts | None = None,
         image_tokens: int | None = None,
     ) -> None:
-        """Begin a step.
+        """Start with the whole budget.
 
         Args:
-            num_tokens: prompt tokens and image tokens of the step.
-            tower: most image tokens among these that the step may compute.
-            costs: costs of whole prompts; `None` if prompts are split.
-            image_tokens: number of tokens that fit into the step's memory; `None` if an image may
-                be split over steps.
+            num_tokens: number of prompt tokens and image tokens that the step may compute.
+            tower: the part of the budget that the image tower may use.
+            costs: counts the tokens of whole prompts; `None` if prompts may be split into chunks.
+            image_tokens: most tokens of a step in a model that must compute an image's tokens in
+                one step; `None` if an image may be split over steps.
         """
         self._left = num_tokens
         self._tower = tower
@@ -81,30 +87,33 @@ class StepBudget:
 
     @property
     def images_ahead(self) -> list[PreparedImage]:
-        """Images that this step computes for a later one."""
+        """Images that the tower computes in this step and that a later step reads."""
         return self._tower.ahead
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is used up."""
         return self._left <= 0
 
     def admits(self, request: Request) -> bool:
-        """Whether a request may begin in this step: a whole prompt must fit or be the first."""
+        """Whether the prompt of a waiting request may begin in this step.
+
+        If prompts are not split, the whole prompt must fit, or be the first of the step.
+        """
         if self._costs is None or not self._num_taken:
             return True
         return self._costs.of(request) <= self._left
 
     def take(self, request: Request, start: int, num_left: int) -> int:
-        """Take a request's next chunk out of the budget.
+        """Subtract a request's next prompt chunk from the budget.
 
         Args:
-            request: the request; it joins the step.
-            start: number of the request's computed tokens.
-            num_left: number of the request's known tokens that are not computed.
+            request: the request whose prompt is computed.
+            start: number of the request's tokens that are computed already.
+            num_left: number of the request's tokens that remain to be computed.
 
         Returns:
-            The chunk's length; 0 if it has to wait for the next step.
+            The length of the chunk in tokens; 0 if the request has to wait for the next step.
         """
         length = num_left
         if self._costs is None:
@@ -125,25 +134,25 @@ def _step_tokens(images: ImageCache | None) -> int | None:
 
 
 class TextCosts:
-    """Counts the tokens of whole texts in a step's budget. A shared prefix counts once."""
+    """Counts the tokens that whole prompts cost in a step; a common beginning counts once."""
 
     def __init__(self, grain: int) -> None:
-        """Start without texts; `grain` is `TextEncoder.shared_grain` of the model."""
+        """Start without prompts; `grain` is `TextEncoder.shared_grain` of the model."""
         self._texts = SharedTexts(grain) if grain else None
         self._num_saved = 0
 
     def of(self, request: Request) -> int:
-        """Return how many more tokens the step computes if `request` joins it."""
+        """Return how many more tokens the step computes if `request` joins the step."""
         num_tokens = len(request.tokens)
         if self._texts is None:
             return num_tokens
-        # Reports cover every token, so nothing is shared in this step.
+        # If the request wants output for each prompt token, the step shares no beginnings.
         if request.reports:
             return num_tokens + self._num_saved
         return num_tokens - self._texts.num_shared(request.tokens)
 
     def add(self, request: Request) -> int:
-        """Add a request to the step and return its cost, as `of` does."""
+        """Add a request to the step; return the same cost as `of`."""
         cost = self.of(request)
         if request.reports:
             self._texts = None
@@ -153,11 +162,13 @@ class TextCosts:
 
 
 def smooth_tokens(num_parameters: int, most: int) -> int:
-    """Return how many tokens a GPU computes in 150 milliseconds, at most `most`.
+    """Return the number of tokens that a GPU computes in 150 ms.
+
+    The number is rounded up to a multiple of 1024, and at most `most`.
 
     Args:
-        num_parameters: parameters of this rank.
-        most: the bound that was set for any step.
+        num_parameters: number of model parameters on this rank.
+        most: the configured limit of a step (`--chunked-prefill-size`).
     """
     tokens = _SMOOTH_S * _MATRIX_FLOPS / (2 * max(num_parameters, 1))
     return min(-(-int(tokens) // _GRAIN) * _GRAIN, most)

@@ -1,24 +1,37 @@
-"""Parts of prompts that a step computes."""
+"""Prompt chunks: the parts of prompts that one step computes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.cache.window_pages import WindowPages
 from runtime.scheduler.request import PromptReport, Request
-from runtime.step.step_plan import EmbedSpan, Int32Array, ReportSpan, StepPlan
+from runtime.scheduler.table import RequestTable
+from runtime.step.step_plan import (
+    EmbedSpan,
+    Int32Array,
+    Int64Array,
+    ReportSpan,
+    StepPlan,
+    WindowUpdate,
+)
 
 
 @dataclass
 class Chunk:
-    """A request's part in a step that computes prompts.
-
-    Building it is the last thing that can fail.
+    """The tokens of one request that a step computes: a part of its prompt, or all of it.
 
     Attributes:
-        tokens: the chunk's token ids, `[length]`.
-        spans: one entry for each report on positions of the chunk: the report, its first position
-            relative to `start`, and the tokens that follow the positions.
-        embeds: float32 bytes that replace the chunk's first `num_embeds` tokens.
+        start: position of the first token in the sequence.
+        length: number of tokens.
+        is_last: whether no known token of the request remains after this chunk.
+        samples: whether an output token is sampled after this chunk.
+        tokens: the chunk's token ids, `[length]` int32.
+        spans: positions of the chunk for which an extra output, such as log-probabilities, is
+            wanted. Each entry has the report, the first position relative to `start`, and the token
+            that follows each position.
+        embeds: float32 bytes, embeddings that the model reads instead of the first `num_embeds`
+            tokens.
     """
 
     request: Request
@@ -33,7 +46,11 @@ class Chunk:
 
 
 def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, PromptReport]]:
-    """Add the spans that are reported or given as embeddings; return the report spans' owners."""
+    """Add to the plan where prompts have embeddings and where they need extra outputs.
+
+    Returns:
+        For each entry of `plan.report_spans`, its request and its report.
+    """
     owners: list[tuple[Request, PromptReport]] = []
     first = 0
     for index, chunk in enumerate(chunks, plan.num_decodes):
@@ -44,3 +61,20 @@ def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, Prompt
             plan.embed_spans.append(EmbedSpan(first, chunk.num_embeds, chunk.embeds))
         first += chunk.length
     return owners
+
+
+def advance_windows(
+    windows: WindowPages | None, table: RequestTable, decode_rows: Int64Array, chunks: list[Chunk]
+) -> WindowUpdate | None:
+    """Give the tokens of a step window pages; return `StepPlan.windows`."""
+    if windows is None:
+        return None
+    windows.leave_chunks()
+    is_full = table.num_computed[decode_rows] >= table.window_end[decode_rows]
+    for row in decode_rows[is_full].tolist():
+        start = int(table.num_computed[row])
+        table.window_end[row] = windows.advance(table.request(row).block_table, start, start + 1)
+    for chunk in chunks:
+        end = windows.advance(chunk.request.block_table, chunk.start, chunk.start + chunk.length)
+        table.window_end[chunk.request.row] = end
+    return windows.take_update()

@@ -1,6 +1,7 @@
-"""Grammars in the scheduler: loaded off the loop, advanced token by token, with bounded CPU time.
+"""Loads the grammars of requests on a thread, and advances them with each output token.
 
-While its grammar is loading, a request is kept outside the waiting queue, so it blocks no other.
+A request whose grammar is loading is not in the waiting queue, so it does not delay other requests.
+The CPU time that a grammar may use is limited.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from runtime.step.step_plan import Int32Array, Int64Array, TokenMasks
 
 logger = logging.getLogger(__name__)
 
-# CPU time a grammar may use before its request ends: a fixed part and a part per output token.
+# CPU time that a grammar may use: a fixed part, and a part for each output token.
 FREE_TIME_S = 0.5
 TIME_PER_TOKEN_S = 0.002
-# An output usually takes some ten microseconds a step. Beyond this, each output is measured.
+# Advancing one output usually takes about ten microseconds. If a step takes more than this for each
+# output, the outputs are measured one by one for the next `WATCHED_STEPS` steps.
 SLOW_S = 0.001
 WATCHED_STEPS = 64
 
@@ -44,12 +46,14 @@ _STUCK = "The grammar allows no token here that the model knows."
 
 @dataclass
 class Jump:
-    """Tokens that the grammar forces on an output; its matcher has already accepted them.
+    """Tokens that a grammar forces, because it allows only one token at each of these positions.
+
+    The tokens are not sampled. The request's `Matcher` has already accepted them.
 
     Attributes:
-        request: the request that the tokens belong to.
+        request: the request whose output gets the tokens.
         token_ids: the forced tokens, at least one.
-        end: why the request ends with the last token; `None` if it goes on.
+        end: why the request ends with the last token; `None` if it continues.
     """
 
     request: Request
@@ -58,7 +62,7 @@ class Jump:
 
 
 class Grammars:
-    """Grammars of the live requests, and a cache of loaded grammars."""
+    """The grammars of the live requests, and a cache of loaded grammars."""
 
     def __init__(
         self,
@@ -67,25 +71,25 @@ class Grammars:
         eos_token_ids: list[int],
         cache_bytes: int = GRAMMAR_CACHE_BYTES,
     ) -> None:
-        """Start importing the library on a thread, which blocks nothing.
+        """Start to import the grammar library on a thread, without waiting for it.
 
         Args:
-            make_backend: builds the back end; `None` if structured output is off.
-            vocab_size: the logits' width.
-            eos_token_ids: ids that end a text.
-            cache_bytes: most bytes of loaded grammars, the same as in the front.
+            make_backend: creates the grammar back end; `None` if structured output is off.
+            vocab_size: width of the logits.
+            eos_token_ids: token ids that end an output.
+            cache_bytes: most bytes of cached grammars; the front process must use the same value.
         """
         self._num_words = num_words(vocab_size)
         self._eos = np.zeros(self._num_words, dtype=np.int32)
         for token_id in eos_token_ids:
             self._eos.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
-        # If the model has no such id, a grammar may end with any token.
+        # If the model has no end-of-sequence id, a grammar may end with any token.
         self._eos_ids = frozenset(eos_token_ids)
-        # The mask of each row's next token, and the number of tokens it allows. Valid for rows in
-        # the table's `knows_mask`. Allocated with the first grammar.
+        # For each row, the mask of its next token, and how many tokens the mask allows. An entry is
+        # valid while `RequestTable.knows_mask` is set. The first grammar allocates both arrays.
         self._words: Int32Array = np.empty((0, self._num_words), dtype=np.int32)
         self._num_allowed: Int64Array = np.empty(0, dtype=np.int64)
-        # Steps for which each output's time is still measured.
+        # Number of steps in which the time of each output is still measured.
         self._num_watched = 0
         self._cache: ByteCache[Future[Any]] = ByteCache(cache_bytes)
         self._waiting: dict[int, Request] = {}
@@ -102,22 +106,27 @@ class Grammars:
 
     @property
     def is_watching(self) -> bool:
-        """Whether each output's time is measured, because one was slow."""
+        """Whether the time of each output is measured, because a recent step was slow."""
         return self._num_watched > 0
 
     @property
     def cached_bytes(self) -> int:
-        """The approximate memory of the cached grammars."""
+        """Approximate memory of the cached grammars, in bytes."""
         return self._cache.size_bytes
 
     def clear(self) -> None:
-        """Forget the cached grammars; live requests keep theirs."""
+        """Remove all grammars from the cache; live requests keep theirs."""
         self._cache.clear()
 
     # ---- loading ----
 
     def take(self, request: Request, key: bytes, payload: bytes) -> None:
-        """Load the grammar of a new request, which waits here until `ready` returns it.
+        """Load the grammar of a new request; `ready` returns the request when it is loaded.
+
+        Args:
+            request: the request.
+            key: key of the grammar in the cache.
+            payload: the compiled grammar; empty if the front knows that it is cached here.
 
         Raises:
             GrammarError: structured output is off, or `payload` is empty and nothing is cached.
@@ -139,7 +148,7 @@ class Grammars:
         return self._backend.result().load(payload)
 
     def ready(self, refuse: Callable[[Request, str], None]) -> Iterator[Request]:
-        """Yield requests whose grammar is loaded; `refuse` gets those whose grammar failed."""
+        """Yield requests whose grammar is loaded; call `refuse` if a grammar cannot be loaded."""
         for request_id, request in list(self._waiting.items()):
             state = request.grammar
             assert state is not None
@@ -158,7 +167,7 @@ class Grammars:
             yield request
 
     def drop(self, request: Request) -> bool:
-        """Forget a request that waits here; return whether it did."""
+        """Remove a request whose grammar is loading; return whether there was such a request."""
         return self._waiting.pop(request.request_id, None) is not None
 
     # ---- following ----
@@ -166,14 +175,15 @@ class Grammars:
     def make_masks(
         self, table: RequestTable, rows: Int64Array
     ) -> tuple[TokenMasks | None, dict[int, FinishReason]]:
-        """Find which next tokens each row's grammar allows.
+        """Compute which next tokens the grammars allow.
 
         Args:
             table: the running batch; every token of the constrained rows is known.
-            rows: rows that get a token.
+            rows: rows for which a token is sampled.
 
         Returns:
-            The masks of the constrained rows; and, for rows that cannot go on, the reasons by row.
+            The masks of the constrained rows; `None` if no row is constrained. And, for each row
+            that cannot continue, the reason.
         """
         sample_indices = np.flatnonzero(table.is_masked[rows])
         if not len(sample_indices):
@@ -185,7 +195,16 @@ class Grammars:
     def accept(
         self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Advance each row's grammar by its token; return, by row index, why a row ends with it."""
+        """Advance the grammar of each row by the row's new token.
+
+        Args:
+            table: the running batch.
+            rows: rows that have a grammar or track thoughts.
+            token_ids: the new token of each row.
+
+        Returns:
+            For each row that ends with its token, its index in `rows` and the reason.
+        """
         ends: dict[int, FinishReason] = {}
         thinks = table.thinks[rows]
         for index in np.flatnonzero(thinks).tolist():
@@ -206,7 +225,7 @@ class Grammars:
                 began = now
         if not self._num_watched:
             self._watch_if_slow(time.thread_time() - began, len(tokens))
-        # Most steps end no output: one check covers all rows.
+        # In most steps no output ends, so one check of all tokens comes before the loop.
         if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
             for index, row, token_id in zip(indices, masked.tolist(), tokens, strict=True):
                 end = self._end(matchers[row], token_id)
@@ -215,10 +234,10 @@ class Grammars:
         return ends
 
     def replay(self, request: Request) -> None:
-        """Bring the grammar of a resumed request to the end of the output that was sent.
+        """Advance a resumed request's grammar by the output that an earlier process has sent.
 
         Raises:
-            GrammarError: the grammar does not allow that output.
+            GrammarError: the grammar does not allow this output, or ends with it.
         """
         state = request.grammar
         for token_id in np.frombuffer(request.sent_ids, dtype=np.int32).tolist():
@@ -232,7 +251,7 @@ class Grammars:
                 raise GrammarError("The grammar does not go on after the output that was sent.")
 
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
-        """Advance a row that may think by a token; return why the request ends, or `None`."""
+        """Advance a row whose thoughts are tracked; return why the request ends, or `None`."""
         state = _state(table, row)
         end = self._think_state(state, token_id)
         table.set_grammar(row, state)
@@ -252,7 +271,7 @@ class Grammars:
 
     @staticmethod
     def _begins_answer(state: GrammarState, token_id: int) -> bool:
-        """Advance the grammar if `token_id` begins the answer amid thoughts; else return false."""
+        """Return whether `token_id` begins the answer; if so, the grammar accepts the token."""
         thinking, matcher = state.thinking, state.matcher
         if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):
             return False
@@ -267,7 +286,7 @@ class Grammars:
 
     @staticmethod
     def _move(matcher: Matcher | None, token_id: int) -> FinishReason | None:
-        """Advance by a token; return why that failed, if it did."""
+        """Advance a grammar by a token; return the reason if the grammar fails, else `None`."""
         assert matcher is not None
         try:
             if matcher.accept(token_id):
@@ -281,7 +300,7 @@ class Grammars:
         return internal_error(_FAILED)
 
     def _end(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
-        """Return the reason if the grammar is over with its last token."""
+        """Return the reason if the grammar is complete after `token_id`, else `None`."""
         assert matcher is not None
         may_end = token_id in self._eos_ids or not self._eos_ids
         try:
@@ -293,15 +312,14 @@ class Grammars:
         return None
 
     def jump(self, table: RequestTable, rows: Int64Array) -> list[Jump]:
-        """Advance outputs along tokens to which their grammars leave no alternative.
+        """Append tokens while the grammar of a row allows only one token (jump-ahead decoding).
 
         Args:
             table: the running batch.
-            rows: rows that may jump; all of their tokens are known.
+            rows: rows whose tokens need not be sampled; all their tokens are known.
 
         Returns:
-            The forced tokens of each request that has any, as many as its pages and its limit
-            allow.
+            The forced tokens of each request that has any, within its pages and its token limit.
         """
         jumps: dict[int, Jump] = {}
         rows = rows[table.is_masked[rows]]
@@ -309,7 +327,7 @@ class Grammars:
         most = np.minimum(table.capacity[rows], table.end_len[rows])
         while len(rows):
             failed = self._make_missing(table, rows, lengths)
-            # These rows fail again when the next step is planned; that ends their requests.
+            # A row that fails here fails again when the next step is planned, and ends then.
             table.knows_mask[list(failed)] = False
             goes_on = (self._num_allowed[rows] == 1) & (lengths < most)
             for index in np.flatnonzero(goes_on).tolist():
@@ -332,12 +350,15 @@ class Grammars:
     def _make_missing(
         self, table: RequestTable, rows: Int64Array, lengths: Int64Array
     ) -> dict[int, FinishReason]:
-        """Make the missing masks of `rows`; return by row why some cannot go on.
+        """Compute the masks of those `rows` whose mask is not known yet.
 
         Args:
             table: the running batch.
             rows: rows whose next token is constrained.
-            lengths: their numbers of tokens, including those that a jump has added.
+            lengths: number of tokens of each row, including the tokens that a jump has added.
+
+        Returns:
+            For each row that cannot continue, the reason.
         """
         failed: dict[int, FinishReason] = {}
         is_known = table.knows_mask[rows]
@@ -356,7 +377,7 @@ class Grammars:
         if not num_allowed.all():
             for index in np.flatnonzero(num_allowed == 0).tolist():
                 failed.setdefault(int(rows[index]), refusal(_STUCK, 400))
-                # Something must be sampled, but it is never reported.
+                # The step samples some token for this row in any case. The token is not reported.
                 words[index] = -1
         if len(self._words) < table.max_rows:
             self._words = np.empty((table.max_rows, self._num_words), dtype=np.int32)
@@ -367,7 +388,7 @@ class Grammars:
         return failed
 
     def _ban_ends(self, words: Int32Array, early: Int64Array) -> None:
-        """Forbid end-of-sequence ids in the masks at `early`, unless nothing else is allowed."""
+        """Forbid end-of-sequence ids in the masks `early`, unless a mask allows nothing else."""
         longer = words[early] & ~self._eos
         can_wait = longer.any(axis=1)
         words[early[can_wait]] = longer[can_wait]
@@ -379,7 +400,7 @@ class Grammars:
         lengths: Int64Array,
         failed: dict[int, FinishReason],
     ) -> Int32Array:
-        """Do what `_made` does, for rows of which some may think or must stop thinking."""
+        """Return the masks like `_made`, for rows of which some track thoughts."""
         words = np.zeros((len(rows), self._num_words), dtype=np.int32)
         thoughts = [_state(table, row).thinking for row in rows.tolist()]
         answers = np.array([each is None or each.may_answer for each in thoughts])
@@ -430,21 +451,21 @@ class Grammars:
         return words
 
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
-        # Measuring an output costs more than advancing it, so outputs are measured only once they
-        # are slow. Processor time is measured: a busy machine is not the grammar's fault.
+        # To measure an output costs more than to advance it, so single outputs are measured only
+        # after a slow step. The measure is CPU time, so other processes do not count.
         if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
 
 
 class StepMasks:
-    """One step's masks, made when the executor needs them; implements `MaskSource`.
+    """The token masks of one step, computed on first use; implements `MaskSource`.
 
     Attributes:
-        ends: by row, why its grammar cannot go on; known once the masks are made.
+        ends: for each row whose grammar cannot continue, the reason; filled by `make`.
     """
 
     def __init__(self, grammars: Grammars, table: RequestTable, rows: Int64Array) -> None:
-        """Cover the rows of `table` that get a token; see `Grammars.make_masks`."""
+        """Prepare the masks of `rows`, the rows of `table` for which a token is sampled."""
         self._grammars = grammars
         self._table = table
         self._rows = rows
@@ -453,10 +474,10 @@ class StepMasks:
         self.ends: dict[int, FinishReason] = {}
 
     def make(self) -> TokenMasks | None:
-        """Return the masks; the first call makes them."""
+        """Return the masks, computed at the first call; `None` if no row is constrained."""
         if not self._is_made:
             self._masks, self.ends = self._grammars.make_masks(self._table, self._rows)
-            # Set only now: if making the masks fails, the step is tried again and still needs them.
+            # Set last: if `make_masks` fails, the step is tried again and must compute the masks.
             self._is_made = True
         return self._masks
 

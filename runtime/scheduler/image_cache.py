@@ -1,4 +1,4 @@
-"""Decides which images' vectors the executor keeps; every rank follows these decisions."""
+"""Decides which images' vectors stay in device memory; every rank follows these decisions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import numpy as np
 from runtime.cache.radix_tree import Tokens
 from runtime.requests.image_input import ImageInput, PreparedImage
 
-# Only this process knows the key, so no client can search for two images with equal hashes.
+# The key is secret, so that a client cannot search for two images with equal hashes.
 _SECRET = secrets.token_bytes(16)
-# Keys of images are negative, because token ids never are.
+# The bit that makes an image's keys negative: token ids are never negative.
 _SIGN = np.int32(-(2**31))
 
 
 def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
-    """Return a prompt's keys in the prefix cache: `tokens`, with hashes at the images' positions.
+    """Return the keys by which the prefix cache finds a prompt.
 
-    So equal prompts about different images share no page that holds a part of an image.
+    The keys are the token ids, except at the positions of images, which get a hash of the image. So
+    two prompts with equal text but different images share no page that holds a part of an image.
 
     Args:
         tokens: token ids of the prompt.
@@ -42,30 +43,33 @@ def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
 
 
 class ImageCache:
-    """Images whose vectors are kept, least recently used first.
+    """The images whose vectors are in device memory, the least recently used first.
 
     Attributes:
-        step_tokens: most prompt tokens of a step, if a step must compute an image's remaining
-            tokens together; `None` if a step may stop within an image.
-        num_computed: images that were passed to the tower.
-        num_hits: images of prompts whose vectors were already kept.
+        step_tokens: most prompt tokens of a step, if the model must compute an image's tokens in
+            one step; `None` if a step may end within an image.
+        num_computed: number of images that the tower has computed.
+        num_hits: number of images of prompts whose vectors were already on the device.
     """
 
     def __init__(
         self, capacity_bytes: int, bytes_per_token: int, step_tokens: int | None = None
     ) -> None:
-        """Keep at most `capacity_bytes`; a step may need more for its own images."""
+        """Keep at most `capacity_bytes` of vectors; a step may need more for its own images.
+
+        `bytes_per_token` is the size of one vector; an image has one vector per token.
+        """
         self.step_tokens = step_tokens
         self._capacity = capacity_bytes
         self._per_token = bytes_per_token
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self._used = 0
-        # Images that the executor still keeps and the next step drops.
+        # Images that are no longer kept here; the next plan tells the executor to drop them.
         self._drops: set[bytes] = set()
-        # Computed for a step that has not read them yet.
+        # Images that were computed for a later step, which has not read them yet.
         self._unread: set[bytes] = set()
-        # A step that computed these ahead failed. The step that reads them computes them again, so
-        # that a second failure ends their own request.
+        # Images that were computed for a later step, in a step that failed. The step that reads
+        # them computes them again, so that a second failure ends only the request they belong to.
         self._failed_ahead: set[bytes] = set()
         self.num_computed = 0
         self.num_hits = 0
@@ -79,13 +83,13 @@ class ImageCache:
         return digest in self._kept
 
     def may_go_ahead(self, digest: bytes) -> bool:
-        """Whether an image may be computed ahead of the step that reads it."""
+        """Whether an image may be computed before the step that reads its vectors."""
         return digest not in self._failed_ahead
 
     def count_read(self, digest: bytes) -> None:
-        """Note that a prompt begins to read an image.
+        """Note that a prompt begins to read an image's vectors.
 
-        The read is a hit unless the image was computed for this prompt.
+        This counts as a hit, unless the image was computed for this prompt.
         """
         self.num_hits += digest in self._kept and digest not in self._unread
         self._unread.discard(digest)
@@ -93,15 +97,15 @@ class ImageCache:
     def plan(
         self, touched: Sequence[PreparedImage], ahead: Sequence[PreparedImage] = ()
     ) -> tuple[list[bytes], list[PreparedImage]]:
-        """Decide what one step drops and computes, and record it as done.
+        """Decide which images a step drops and which it computes, and record both as done.
 
         Args:
-            touched: images that the step needs, perhaps repeated; none of them is dropped. A prompt
-                that is cut within an image goes on in the next step, which reads the image again.
-            ahead: the images among `touched` that only a later step reads.
+            touched: images that the step needs, perhaps repeated. None of them is dropped: a prompt
+                chunk may end within an image, and the next step then reads the image again.
+            ahead: the images of `touched` that only a later step reads.
 
         Returns:
-            Digests to drop, and images to compute.
+            The digests of the images to drop, and the images to compute.
         """
         loads: dict[bytes, PreparedImage] = {}
         for image in touched:
@@ -126,18 +130,18 @@ class ImageCache:
                 return
 
     def forget(self, digests: Collection[bytes]) -> None:
-        """Stop keeping these images: their vectors may be wrong or missing."""
+        """Drop images whose vectors may be wrong or missing."""
         for digest in digests:
             self._used -= self._kept.pop(digest, 0)
             self._drops.add(digest)
             self._unread.discard(digest)
 
     def forget_failed(self, loads: Sequence[PreparedImage]) -> None:
-        """Forget the images that a failed step was to compute."""
+        """Drop the images that a failed step was to compute."""
         digests = {image.digest for image in loads}
         self._failed_ahead = digests & self._unread
         self.forget(digests)
 
     def clear(self) -> None:
-        """Forget all images: the weights that computed them may have changed."""
+        """Drop all images, because the weights that computed them may have changed."""
         self.forget(list(self._kept))

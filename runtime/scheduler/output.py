@@ -1,4 +1,4 @@
-"""Processes a step's tokens: appends them, checks the finish rules, reports them."""
+"""Applies the tokens that a step sampled: appends them, ends requests, fills the messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from runtime.step.step_plan import BoolArray, Int32Array, Int64Array, Reported, 
 
 
 class OutputBuffer:
-    """Collects one step's starts, tokens and ends for the detokenizer."""
+    """Collects the output of one step, to be sent to the detokenizer as one message."""
 
     def __init__(self, stream_interval: int) -> None:
-        """Use `stream_interval` tokens between events if a request sets none."""
+        """Start empty; `stream_interval` applies to requests that do not set their own.
+
+        It is the number of tokens between two events of a stream.
+        """
         self._stream_interval = stream_interval
         self._clear()
 
@@ -39,25 +42,31 @@ class OutputBuffer:
         self._extras: list[ExtraBlock] = []
 
     def start(self, request: Request) -> None:
-        """Announce a request before its first token or end."""
+        """Add the `StreamStart` of a request, unless it was sent before.
+
+        A request needs it before its first token and before its end.
+        """
         if not request.started:
             message, cached = (
                 request.start_message(self._stream_interval),
                 max(request.cached_tokens, 0),
             )
-            # Nothing may fail between these two: the lists must stay equally long.
+            # Nothing between these two lines may raise: both lists must have the same length.
             self._starts.append(message)
             self._cached.append(cached)
             request.started = True
 
     def tokens(self, request_ids: list[int], token_ids: bytes) -> None:
-        """Add one new token for each of `request_ids`."""
+        """Add one new token for each of `request_ids`.
+
+        `token_ids` has int32 bytes, `[len(request_ids)]`.
+        """
         self._ids += request_ids
         self._counts += [1] * len(request_ids)
         self._tokens.append(token_ids)
 
     def several(self, request_id: int, token_ids: list[int]) -> None:
-        """Add more than one new token for one request."""
+        """Add several new tokens of one request."""
         self._ids.append(request_id)
         self._counts.append(len(token_ids))
         self._tokens.append(np.array(token_ids, dtype=np.int32).tobytes())
@@ -65,7 +74,15 @@ class OutputBuffer:
     def report(
         self, request: Request, found: Reported, *, is_input: bool, unsent_ids: bytes = b""
     ) -> None:
-        """Add what an extra reports about the next positions; their tokens may stay unsent."""
+        """Add the report of an extra output, such as log-probabilities, on some positions.
+
+        Args:
+            request: the request whose positions are reported.
+            found: the report.
+            is_input: whether the positions are in the prompt; else they are output positions.
+            unsent_ids: int32 bytes, the tokens of these positions, if the output does not include
+                them because the request generates nothing.
+        """
         self.start(request)
         replaces = request.replaces(found.extra)
         block = ExtraBlock(
@@ -74,12 +91,18 @@ class OutputBuffer:
         self._extras.append(block)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """End a request."""
+        """Add the end of a request."""
         self.start(request)
         self._ends.append(StreamEnd(request.request_id, reason, request.num_retractions))
 
     def fail(self, request: Request, reason: FinishReason) -> bool:
-        """End a failed request unless its end is already added; return whether it was started."""
+        """Add the end of a failed request, unless its end was added already.
+
+        A request without a `StreamStart` is unknown to the detokenizer, so no end is added for it.
+
+        Returns:
+            Whether the request's `StreamStart` was added.
+        """
         if request.started and all(end.request_id != request.request_id for end in self._ends):
             self._ends.append(StreamEnd(request.request_id, reason))
         return request.started
@@ -102,7 +125,7 @@ class OutputBuffer:
 
 
 class OutputProcessor:
-    """Applies a step's result to the table and to the requests that end with it."""
+    """Applies a step's result to the running batch, and ends the requests that are complete."""
 
     def __init__(  # noqa: PLR0913  # the scheduler's parts
         self,
@@ -117,9 +140,11 @@ class OutputProcessor:
         *,
         jump_ahead: bool = False,
     ) -> None:
-        """Put the parts together. `requests` has every live request by id; ended ones are removed.
+        """Keep the parts of the scheduler that results change.
 
-        With `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled.
+        `requests` has every live request by id; requests that end are removed from it. With
+        `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled but appended
+        at once.
         """
         self._table = table
         self._planner = planner
@@ -135,21 +160,21 @@ class OutputProcessor:
         self.num_nan = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
-        """Append the tokens, and finish requests that are complete."""
+        """Append the tokens that a step sampled, and end the requests that are complete."""
         for row, reason in (step.masks.ends if step.masks is not None else {}).items():
             request = self._table.requests[row]
             if request is not None:
                 with self._faults.of(request):
                     self.finish(request, reason)
-        # Requests may have ended since the launch: rows without a request do not count.
+        # A row whose request has ended since the launch is not counted.
         self.num_nan += sum(self._table.requests[row] is not None for row in result.nan_rows)
         for row, message in result.failed.items():
             self._fail(row, message)
         if step.span_owners:
             self._report_inputs(step, result)
         if result.outputs:
-            # This comes before requests end: extras report on the next token even if none is
-            # generated.
+            # This comes before any request ends: an extra output also covers the next token of a
+            # request that generates none.
             self._report_outputs(step, result)
         self._share_prompts(step)
         rows = step.plan.sample_rows
@@ -186,12 +211,12 @@ class OutputProcessor:
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
         rows = step.plan.sample_rows
-        # Rows without outputs of extras cost no iteration of this loop.
+        # Only rows with extra outputs are visited.
         for index in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
             row = int(rows[index])
             request = self._requests.get(int(step.request_ids[index]))
-            # The request still has this row, or was retracted. `process` takes its token in both
-            # cases.
+            # The request either still has this row, or was put back into the queue. In both cases
+            # `process` appends the token.
             if request is None or request.row not in (row, -1):
                 continue
             unsent_ids = b"" if request.max_new_tokens else result.token_ids[index].tobytes()
@@ -208,7 +233,7 @@ class OutputProcessor:
         at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
         at_end = lengths + 1 >= table.end_len[rows]
         looked_at = at_eos | at_end | table.has_stop_ids[rows]
-        # Read before a row can become free.
+        # The ids are read now, because ending a request frees its row.
         ids = table.request_ids[rows]
         reasons: dict[int, FinishReason] = {}
         for index in np.flatnonzero(looked_at).tolist():
@@ -241,13 +266,15 @@ class OutputProcessor:
         """Advance the grammars of constrained rows by their new tokens.
 
         Args:
-            rows: rows of the step's samples.
-            token_ids: their tokens.
-            indices: indices of the rows to follow.
-            reasons: why some of the rows end, by index; more are added.
+            rows: rows that got a token in this step.
+            token_ids: the token of each row.
+            indices: indices in `rows` of the rows whose grammar is advanced.
+            reasons: for each row that ends, its index in `rows` and the reason. This function adds
+                the rows that end with their grammar.
 
         Returns:
-            `[num_rows]`, rows that got further tokens; all tokens of these rows are reported.
+            `[num_rows]` bool: rows to which further tokens were appended, because the grammar
+            leaves no alternative. The tokens of these rows are already in the output buffer.
         """
         following = rows[indices]
         ends = self._grammars.accept(self._table, following, token_ids[indices])
@@ -269,7 +296,11 @@ class OutputProcessor:
         return jumped
 
     def _append_jump(self, jump: Jump, sampled: int) -> FinishReason | None:
-        """Append forced tokens after the sampled one; return why the request ends, if it does."""
+        """Append the tokens that a grammar forces after the token `sampled`.
+
+        Returns:
+            The reason why the request ends with them; `None` if it continues.
+        """
         table, request = self._table, jump.request
         reported, reason = [sampled], None
         for token_id in jump.token_ids:
@@ -295,7 +326,8 @@ class OutputProcessor:
         return None
 
     def _append_to_retracted(self, request_ids: Int64Array, token_ids: Int32Array) -> None:
-        # Only with overlap: the request was retracted while its token was in flight.
+        # This happens only with overlap: the request was put back into the queue while the step
+        # that sampled its token was in flight.
         for request_id, token_id in zip(request_ids.tolist(), token_ids.tolist(), strict=True):
             request = self._requests.get(request_id)
             if request is not None and request.row < 0:
@@ -318,15 +350,18 @@ class OutputProcessor:
         if request is None:
             return
         with self._faults.of(request):
-            # The request's keys and values cannot be trusted, so none are cached.
+            # The request's keys and values may be wrong, so they are not kept in the prefix cache.
             self.finish(request, internal_error(message), keep_cached=False)
 
     def finish(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:
-        """End a running request with `reason`."""
+        """End a running request and add its end to the output.
+
+        Without `keep_cached`, its keys and values do not enter the prefix cache.
+        """
         self._buffer.end(request, reason)
         self.remove(request, keep_cached=keep_cached)
 
     def remove(self, request: Request, *, keep_cached: bool = True) -> None:
-        """Forget a running request without reporting an end."""
+        """Remove a running request without adding an end to the output."""
         self._planner.drop(request, keep_cached=keep_cached)
         del self._requests[request.request_id]

@@ -1,4 +1,4 @@
-"""Plans a step: running requests decode a token each; the rest of the budget goes to prompts."""
+"""Plans a step: each running request decodes one token; the remaining budget goes to prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.ipc.time_messages import Wait
 from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
-from runtime.scheduler.chunk import Chunk, add_spans
+from runtime.scheduler.chunk import Chunk, add_spans, advance_windows
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
@@ -35,23 +35,24 @@ from runtime.step.step_plan import (
 
 logger = logging.getLogger(__name__)
 
-# A prompt that shares this many more tokens with one being computed waits to reuse them.
+# A prompt waits for another prompt to be computed if they share this many more tokens than cached.
 SHARED_PREFIX_TOKENS = 64
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass
 class PlannedStep:
-    """A step, and the data that the scheduler keeps until its result is read.
+    """A step's plan, and the data that the scheduler needs to process the step's result.
 
     Attributes:
-        request_ids: `[num_samples]`, the request of each sample; its row may be reassigned.
-        note: what the clock needs at the step's end.
-        prompts_done: requests whose prompt is complete after this step.
-        chunks_done: requests whose prompt goes on, with the number of tokens computed after this
-            step, if states after them can be reused.
-        span_owners: for each of the plan's report spans, its request and its report.
-        masks: masks of the constrained samples; `None` if there are none.
+        plan: the plan, which is sent to the executor.
+        request_ids: `[num_samples]` int64, the request of each sample; its row may be reused.
+        note: the clock's note, to be returned to the clock when the step has ended.
+        prompts_done: requests whose whole prompt is computed after this step.
+        chunks_done: requests whose prompt continues in later steps, each with the number of tokens
+            computed after this step. Filled only if the model has recurrent states.
+        span_owners: the request and the report of each entry of `plan.report_spans`.
+        masks: grammar masks of the constrained samples; `None` if no sample is constrained.
     """
 
     plan: StepPlan
@@ -64,7 +65,7 @@ class PlannedStep:
 
 
 class Planner:
-    """Chooses what the next step computes, within the token budget and the pages."""
+    """Chooses what the next step computes, within the token budget and the pages of the pool."""
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class Planner:
         adapters: AdapterPlaces | None = None,
         clock: StepClock | None = None,
     ) -> None:
-        """Plan over `table`, at most `token_budget` prompt tokens a step.
+        """Plan steps for the running batch `table` and the queue `waiting`.
 
-        Without `images`, prompts have no images. `clock` is told what the queue waits for.
+        `images` is `None` if the model takes no images. `clock` records what the queue waits for.
         """
         self._clock = clock or StepClock()
         self._adapters = adapters or AdapterPlaces(0)
@@ -92,36 +93,36 @@ class Planner:
         self._token_budget = token_budget
         self._joins: list[RowJoin] = []
         self._page_updates: list[PageUpdate] = []
-        # Requests whose prompt is not in the prefix tree yet.
+        # Requests whose prompt is not in the prefix cache yet, by id.
         self._unshared: dict[int, Request] = {}
-        # Running requests whose prompt is not computed yet, in order of admission.
+        # Running requests with known tokens to compute, in order of admission.
         self._computing: list[Request] = []
-        # The first request of the queue, which found too few pages, and the key of that order.
+        # The first request of the queue, if it found too few pages, and the `_order_key` then.
         self._held_up: tuple[Request, tuple[int, int, int]] | None = None
-        # Query lengths and samples of a step that only decodes.
+        # `query_lens` and `samples` of a step that only decodes.
         self._ones: Int64Array = np.ones(table.max_rows, dtype=np.int64)
         self._all: BoolArray = np.ones(table.max_rows, dtype=bool)
         self.num_retractions = 0
         self.num_cached_tokens = 0
 
     def plan(self) -> PlannedStep | None:
-        """Return the next step, or `None` if there is nothing to compute."""
+        """Return the next step; `None` if there is nothing to compute."""
         retracted_before, faults_before = self.num_retractions, self._faults.num_faults
         decode_rows, new_pages = self._plan_decodes()
-        # After a retraction pages are scarce, and a token of the retracted request may still be in
-        # flight. It is admitted again once that token is known.
+        # After a retraction pages are scarce. Also, a token of the retracted request may be in
+        # flight, and the request is admitted again only when that token is known.
         may_admit = self.num_retractions == retracted_before
         self._wait = Wait.STEP if may_admit else Wait.PAGES
         budget = self._token_budget.of_step(len(decode_rows), self._images)
         chunks = self._plan_chunks(budget, may_admit=may_admit)
         self._bring_adapters()
         if self._faults.num_faults != faults_before:
-            # A request that failed meanwhile has lost its row, so it leaves the step.
+            # A request that failed while planning has lost its row, so it is removed from the step.
             goes_on = self._table.is_decoding[decode_rows]
             decode_rows = decode_rows[goes_on]
             new_pages = None if new_pages is None else new_pages[goes_on]
             chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
-        # Others only catch up with a jump.
+        # The other chunks are tokens that a grammar forced, not parts of prompts.
         prompts = [each for each in chunks if each.request.request_id in self._unshared]
         note = self._clock.planned(
             [(each.request.times, each.start, each.length) for each in prompts], self._wait
@@ -153,6 +154,7 @@ class Planner:
             new_pages=new_pages,
             adapter_copies=self._adapters.take_copies(),
             states=self._move_states(rows, query_lens, chunks),
+            windows=advance_windows(self._cache.windows, table, decode_rows, chunks),
         )
         self._joins, self._page_updates = [], []
         span_owners = add_spans(plan, chunks)
@@ -167,7 +169,7 @@ class Planner:
             if chunk.is_last:
                 table.is_decoding[chunk.request.row] = True
                 self._computing.remove(chunk.request)
-                # Requests that only catch up with a jump are not in `_unshared`.
+                # Requests with forced tokens are not in `_unshared`.
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         parts_done = [
@@ -181,7 +183,7 @@ class Planner:
     def _move_states(
         self, rows: Int64Array, query_lens: Int64Array, chunks: list[Chunk]
     ) -> StateMoves | None:
-        """Choose where the step reads and writes recurrent states, if the model has any."""
+        """Return where the step reads and writes recurrent states; `None` if there are none."""
         cache, table = self._cache, self._table
         if cache.states is None:
             return None
@@ -195,10 +197,9 @@ class Planner:
         )
 
     def _drop_behind_windows(self) -> bool:
-        """Free pages behind the attention windows; return whether there were any.
+        """Free the pages behind the attention windows; return whether pages became available.
 
-        Pages are freed only when they are short. Until then, later turns of a conversation can
-        reuse them.
+        Called only when pages are short; until then, later turns of a conversation can use them.
         """
         cache, table = self._cache, self._table
         if cache.window is None:
@@ -207,7 +208,7 @@ class Planner:
         for row in (table.num_computed >= table.drops_at).nonzero()[0].tolist():
             request = table.request(row)
             if cache.enable_prefix_cache and request.request_id in self._unshared:
-                # A prompt is kept whole until it is in the prefix tree.
+                # All pages of a prompt are kept until they are in the prefix cache.
                 continue
             with self._faults.of(request):
                 behind = int(table.num_computed[row]) - cache.window
@@ -218,7 +219,7 @@ class Planner:
     # ---- decode ----
 
     def _plan_decodes(self) -> tuple[Int64Array, Int32Array | None]:
-        """Return the rows that decode, and `StepPlan.new_pages`."""
+        """Return the rows that decode, and the new pages for them, as `StepPlan.new_pages`."""
         table = self._table
         (rows,) = (table.is_decoding & (table.sampled_len < table.end_len)).nonzero()
         is_full = table.num_computed[rows] >= table.capacity[rows]
@@ -235,7 +236,7 @@ class Planner:
             new_pages[is_full] = pages
             return rows, new_pages
         for row in full.tolist():
-            # An earlier iteration may have retracted the row.
+            # An earlier iteration may have put this row's request back into the queue.
             if table.is_decoding[row]:
                 self._grow_or_retract(row)
         return rows[table.is_decoding[rows]], None
@@ -262,7 +263,7 @@ class Planner:
         return True
 
     def retract(self, request: Request, why: str = "the KV pool is full") -> None:
-        """Return a running request to the queue; it is recomputed later, and its output goes on."""
+        """Put a running request back into the queue; its tokens are kept and computed again."""
         logger.info("Retracting request %d: %s", request.request_id, why)
         self.num_retractions += 1
         request.num_retractions += 1
@@ -270,11 +271,10 @@ class Planner:
         self._waiting.push_retracted(request)
 
     def drop(self, request: Request, *, keep_cached: bool = True) -> None:
-        """Take a running request out of its row and free its pages."""
+        """Remove a running request from the batch; free its pages, or keep them as cached ones."""
         row, table, cache = request.row, self._table, self._cache
         if keep_cached:
-            # The last known token is an input of the next step, so its key and value may not exist
-            # yet.
+            # The key and value of the last known token may not be written: the next step does that.
             num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
             known = table.known_tokens(row)[: max(num_valid, 0)]
             cache.release(request.block_table, request.keys(known), request.namespace)
@@ -283,7 +283,7 @@ class Planner:
         self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Take a request out of its row, if it has one; the caller handles its pages."""
+        """Remove a request from the batch, if it runs; the caller frees its pages."""
         row = request.row
         self._unshared.pop(request.request_id, None)
         if request in self._computing:
@@ -297,29 +297,30 @@ class Planner:
         self._adapters.leave(request)
 
     def catch_up(self, request: Request) -> None:
-        """Compute several known tokens of a decoding request in its next step.
+        """Let the next step compute the tokens that a grammar has appended to a decoding request.
 
-        A grammar forced these tokens, so they were not sampled. The request's pages have room for
-        them.
+        The request's pages have room for them.
         """
         row = request.row
         self._table.is_decoding[row] = False
         self._table.sampled_len[row] = self._table.num_tokens[row]
-        # These come before any prompt: they belong to streams, and they are short.
+        # These tokens come before any prompt: they are few, and a stream waits for them.
         self._computing.insert(0, request)
 
     # ---- prompts ----
 
     def _plan_chunks(self, budget: StepBudget, *, may_admit: bool) -> list[Chunk]:
-        """Return chunks of prompts: first begun ones, then waiting ones in order."""
+        """Return the step's prompt chunks: those of running requests, then those of waiting ones.
+
+        Waiting requests are admitted in the order of the policy. Without `may_admit` none are.
+        """
         chunks: list[Chunk] = []
         for request in tuple(self._computing):
             if budget.is_spent:
                 return chunks
             with self._faults.of(request):
                 self._add_chunk(request, budget, chunks)
-        # This is checked first: ordering the queue costs more than the rest of planning a decode
-        # step.
+        # The queue is ordered only if needed: this costs more than the rest of planning a step.
         if not may_admit or not len(self._waiting) or budget.is_spent:
             return chunks
         if not self._table.has_free_row:
@@ -344,14 +345,14 @@ class Planner:
         return chunks
 
     def _bring_adapters(self) -> None:
-        """Have adapters of waiting requests come to the device while others compute."""
+        """Schedule the copies of waiting requests' adapters to the device."""
         if self._adapters.num_slots and len(self._waiting):
             self._adapters.bring_ahead(self._waiting)
 
     def _in_order(self) -> Iterator[Request]:
-        """Yield the queue as its policy orders it.
+        """Yield the waiting requests in the order of the policy.
 
-        If its first request waits for pages, the order stays.
+        If the first one lacked pages and `_order_key` is the same, it stays first.
         """
         held_up, self._held_up = self._held_up, None
         if held_up is not None and held_up[1] == self._order_key():
@@ -359,7 +360,7 @@ class Planner:
         yield from self._waiting.in_order()
 
     def _order_key(self) -> tuple[int, int, int]:
-        """Return a key that changes with the queue, the running requests and the tree's prompts."""
+        """Return a key; while it is equal, a request that found too few pages stays the first."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[Chunk]) -> None:
@@ -389,9 +390,9 @@ class Planner:
         return Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request a row, and pages for its whole prompt.
+        """Give a waiting request a row, and pages for all its tokens.
 
-        Return false if pages or slots of states are short.
+        Return false if there are too few pages or slots of recurrent states.
         """
         cache, block_table = self._cache, request.block_table
         for report in request.reports:
@@ -399,14 +400,14 @@ class Planner:
         prefix = request.keys(request.tokens)
         first = request.first_unreported
         if first is not None:
-            # Reported positions must be computed, so the cached prefix ends before them.
+            # Positions with extra outputs must be computed, so the cached prefix ends before them.
             prefix = prefix[: first + 1]
         matched = cache.allocate(
             block_table,
             prefix,
             request.namespace,
             len(request.tokens),
-            # Each running request may need another page before this one has ended.
+            # Each running request may need one more page before this request has ended.
             num_reserved=self._table.num_running,
             free_more=self._drop_behind_windows,
         )
@@ -446,7 +447,7 @@ class Planner:
         if not self._cache.enable_prefix_cache or not self._unshared:
             return False
         if request.first_unreported is not None:
-            # The request could not use most of the prefix it would wait for.
+            # The request could use only a part of the prefix that it would wait for.
             return False
         tokens = request.keys(request.tokens)
         matched = self._cache.match_length(tokens[:-1], request.namespace)
@@ -463,15 +464,18 @@ class Planner:
         return False
 
     def _note_branch(self, other: Request, known: Int32Array, tokens: Int32Array) -> None:
-        """Have `other`, with keys `known`, leave a snapshot where a waiting request parts."""
-        if self._cache.states is not None:
+        """Let `other` keep what a waiting request needs at the token where the two first differ.
+
+        `known` and `tokens` are the prefix cache's keys of `other` and of the waiting request.
+        """
+        if self._cache.states is not None or self._cache.windows is not None:
             most = min(len(known), len(tokens) - 1)
             different = known[:most] != tokens[:most]
             same = int(different.argmax()) if different.any() else most
             other.block_table.branch_points.add(same - same % self._cache.page_size)
 
     def share(self, request: Request, num_tokens: int | None = None) -> None:
-        """Put the prompt that `request` has computed, or its first tokens, into the prefix tree."""
+        """Put the computed prompt, or its first `num_tokens` tokens, into the prefix cache."""
         if num_tokens is None:
             self._unshared.pop(request.request_id, None)
             request.times.prompt_done()

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it; used by the scheduler only."""
+"""A request and its state in the scheduler."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from runtime.scheduler.image_cache import cache_keys
 from runtime.scheduler.step_clock import StepClock, TimeRecord
 from runtime.scheduler.thinking_state import Thinking
 
-# Number of prompt tokens that the detokenizer gets as left context of the first output token.
+# Number of prompt tokens that are sent to the detokenizer, which needs some text on the left of the
+# first output token.
 PROMPT_TAIL_TOKENS = 8
 
 
 @dataclass
 class GrammarState:
-    """The state of an output's grammar and thoughts; a retraction does not change it.
+    """The state of an output's grammar and thoughts; kept when the request is retracted.
+
+    Thoughts are the reasoning that a model writes before its answer.
 
     Attributes:
-        thinking: state of the thoughts before the answer; `None` if they are not tracked.
-        compiled: the answer's grammar, perhaps still loading; `None` for a free answer.
-        matcher: set when the grammar is loaded.
-        spent_s: processor time spent on the grammar while it was measured.
+        thinking: state of the thoughts; `None` if they are not tracked.
+        compiled: the grammar of the answer, perhaps still loading; `None` without a grammar.
+        matcher: the grammar's position in the output; `None` until the grammar is loaded.
+        spent_s: CPU time that the grammar used while it was measured, seconds.
     """
 
     thinking: Thinking | None = None
@@ -40,33 +43,33 @@ class GrammarState:
 
     @property
     def thinks(self) -> bool:
-        """Whether thoughts may still come."""
+        """Whether the output may still contain thoughts."""
         return self.thinking is not None and not self.thinking.is_over
 
     @property
     def is_active(self) -> bool:
-        """Whether the next token is constrained."""
+        """Whether the next token is constrained, by the grammar or by the end of thoughts."""
         if self.thinking is None or self.thinking.is_over:
             return self.matcher is not None
         return bool(self.thinking.next_ids)
 
     @property
     def is_done(self) -> bool:
-        """Whether the rest of the output is unconstrained and not tracked."""
+        """Whether the output has no grammar, and its thoughts are over or not tracked."""
         return not self.thinks and self.matcher is None
 
 
 @dataclass
 class PromptReport:
-    """Positions of a prompt, except the last, about which an extra must report.
+    """The prompt positions for which an extra output, such as log-probabilities, is still due.
 
-    The last position is reported with the first output token.
+    The prompt's last position is not among them. Its report comes with the first output token.
 
     Attributes:
-        extra: the extra's name.
+        extra: name of the extra output.
         reported: the first position that is not reported yet.
-        planned: the first position that is neither reported nor in flight.
-        end: the prompt's last position.
+        planned: the first position that is neither reported nor computed by a step in flight.
+        end: the prompt's last position, where the range ends.
     """
 
     extra: str
@@ -76,13 +79,18 @@ class PromptReport:
 
     @property
     def is_open(self) -> bool:
-        """Whether some positions are still to be reported."""
+        """Whether some positions remain to be reported."""
         return self.reported < self.end
 
     def plan(self, start: int, length: int) -> tuple[int, int]:
         """Return which positions `[begin, end)` of a chunk to report, and mark them as planned.
 
-        `begin == end` means that no position of the chunk is reported.
+        Args:
+            start: first position of the chunk.
+            length: number of positions of the chunk.
+
+        Returns:
+            `begin` and `end`; they are equal if no position of the chunk is reported.
         """
         begin, end = max(start, self.planned), min(start + length, self.end)
         if begin >= end:
@@ -92,29 +100,32 @@ class PromptReport:
 
 
 class Request:
-    """A prompt, its output and its state.
+    """A prompt, the output so far, and the state of their computation.
 
     Attributes:
-        tokens: prompt and output so far while the request waits; while it runs, its row of
-            `RequestTable.tokens` holds them.
-        row: the request's row in the running batch, -1 while it waits.
-        num_computed: tokens whose keys and values are written or in flight.
+        tokens: token ids of prompt and output while the request waits. While it runs,
+            `RequestTable.tokens` has them in the request's row.
+        row: index of the request in the running batch; -1 while it waits.
+        num_computed: number of tokens whose keys and values were in the prefix cache when the
+            request was admitted; 0 while it waits.
         admitted_at: when the request was first admitted, `time.monotonic()`; 0 before that.
-        is_resumed: whether an earlier process accepted it.
-        sent_ids: int32 bytes, the output tokens that the earlier process sent; extras have reported
-            about these tokens.
-        num_shown: characters of text that were sent with those tokens.
-        cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
-        started: whether its `StreamStart` was added for the detokenizer.
-        row_spec: the data that its row needs, from the service.
-        reports: reports that extras still owe about its prompt.
-        reports_outputs: whether an extra reports about each output token.
-        embeds: float32 bytes, one row instead of each prompt token; empty if the prompt is tokens.
-        images: images of the prompt, with their positions, in order.
-        grammar: state of the output's grammar and thoughts; `None` for free text.
-        adapter_id: id of the request's adapter (LoRA), 0 for none.
+        is_resumed: whether an earlier process had accepted the request.
+        sent_ids: int32 bytes, the output tokens that the earlier process had sent. The extra
+            outputs of these tokens were sent too.
+        num_shown: number of characters of text that the earlier process had sent.
+        cached_tokens: number of prompt tokens in the prefix cache when the request was first
+            admitted; -1 before that.
+        started: whether the detokenizer's `StreamStart` for this request was added.
+        row_spec: the data that the executor needs about the request.
+        reports: for each extra output about the prompt, the positions that are still due.
+        reports_outputs: whether an extra output is wanted for each output token.
+        embeds: float32 bytes, one embedding for each prompt position, which the model reads instead
+            of tokens; empty if the prompt consists of tokens.
+        images: images of the prompt with their positions, in order.
+        grammar: state of the output's grammar and thoughts; `None` if neither is used.
+        adapter_id: id of the request's LoRA adapter; 0 for none.
         adapter_slot: the adapter's slot on the device while the request runs; else -1.
-        times: how the request spends its time at the scheduler.
+        times: record of how the request spends its time in the scheduler.
     """
 
     __slots__ = (
@@ -150,7 +161,7 @@ class Request:
     )
 
     def __init__(self, message: GenerateRequest) -> None:
-        """Take a checked message over."""
+        """Create a waiting request from a message whose values are checked."""
         self.request_id = message.request_id
         self.times = TimeRecord(message.request_id, message.arrival)
         self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
@@ -168,7 +179,8 @@ class Request:
         self.stream = spec.stream
         self.namespace = spec.cache_namespace
         if self.adapter_id:
-            # Keys and values depend on the adapter. No other one ever gets this id.
+            # Keys and values depend on the adapter, so adapters share no prefixes. An adapter's id
+            # is never used for another adapter.
             self.namespace = f"lora {self.adapter_id}:{self.namespace}"
         self.priority = spec.priority
         self.arrival = message.arrival
@@ -182,7 +194,8 @@ class Request:
         self.reports = [
             PromptReport(extra.name, extra.prompt_start, self.num_prompt - 1)
             for extra in spec.extras
-            # The prompt's reports were sent with the first token at the latest.
+            # If there is an earlier output, the prompt's reports were sent with its first token at
+            # the latest.
             if extra.prompt_start >= 0 and not message.output_ids
         ]
         self.reports_outputs = any(extra.of_outputs for extra in spec.extras)
@@ -201,7 +214,9 @@ class Request:
         return str(self.request_id)
 
     def keys(self, tokens: Tokens) -> Tokens:
-        """Return the keys of the sequence's first tokens in the prefix cache.
+        """Return the keys by which the prefix cache finds the sequence's first tokens.
+
+        The keys are the tokens, except at positions of images; see `cache_keys`.
 
         Args:
             tokens: the first tokens of the sequence.
@@ -213,23 +228,29 @@ class Request:
 
     @property
     def first_unreported(self) -> int | None:
-        """Return the first position that must be computed because an extra reports about it."""
+        """The first prompt position for which an extra output is due; `None` if there is none.
+
+        The model must compute the prompt from this position on, even if it is cached.
+        """
         return min((each.reported for each in self.reports if each.is_open), default=None)
 
     @property
     def end_len(self) -> int:
-        """Number of tokens after which no more tokens are sampled.
+        """Number of tokens, prompt and output, after which no more tokens are sampled.
 
-        A request that generates nothing still samples one token if an extra reports about it.
+        A request that generates nothing still samples one token if an extra output needs it.
         """
         return self.num_prompt + max(self.max_new_tokens, int(self.reports_outputs))
 
     def replaces(self, extra: str) -> bool:
-        """Whether each report of an extra replaces its earlier ones."""
+        """Whether each report of the extra output named `extra` replaces the earlier ones."""
         return any(each.name == extra and each.replaces for each in self.row_spec.extras)
 
     def start_message(self, stream_interval: int) -> StreamStart:
-        """Return the detokenizer's message; `stream_interval` is the server's default."""
+        """Return the message that announces the request to the detokenizer.
+
+        `stream_interval` is the server's default for the tokens between two events of a stream.
+        """
         sampling = self.sampling
         return StreamStart(
             request_id=self.request_id,
@@ -252,15 +273,15 @@ class Request:
         return self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes()
 
     def length_reason(self) -> FinishReason:
-        """Return the reason for a request that reached its token limit."""
+        """Return the finish reason of a request that has reached its limit of output tokens."""
         return FinishReason("length", length=self.max_new_tokens)
 
 
 class LiveRequests(dict[int, Request]):
-    """Every request at the scheduler, by id. Removing one, in whatever state, notes its end."""
+    """All requests in the scheduler, by id. Removing a request records when it ended."""
 
     def __init__(self, clock: StepClock) -> None:
-        """Start empty; `clock` gets the times of requests that end."""
+        """Start empty; `clock` receives the times of each removed request."""
         super().__init__()
         self._clock = clock
 
@@ -270,6 +291,6 @@ class LiveRequests(dict[int, Request]):
         request.times.ended(self._clock, request.num_retractions)
 
     def discard(self, request_id: int) -> None:
-        """Remove a request if it is there."""
+        """Remove a request if it is present."""
         if request_id in self:
             del self[request_id]

@@ -1,4 +1,4 @@
-"""The worker's loop: takes messages, plans and launches a step, reports the step before."""
+"""The scheduler: handles messages, plans and launches steps, and sends their tokens."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from runtime.step.executor import Pending, Runner, WeightHandler, refuse_command
 logger = logging.getLogger(__name__)
 
 GRAMMAR_WAIT_S = 0.001
-# How often the gauges are renewed while steps follow each other, seconds.
+# Least time between two writes of the gauges while steps follow each other, seconds.
 PUBLISH_INTERVAL_S = 0.005
 
 
 class Scheduler:
-    """Continuous batching over one runner.
+    """Runs requests with continuous batching: they join and leave the batch at every step.
 
-    With `overlap` the next step is launched before the previous step's tokens are read. Then finish
-    rules apply one step late, and the extra token is dropped.
+    With `overlap`, a step is launched before the tokens of the previous step are read. So a request
+    that ends has one token too many in flight, which is dropped.
     """
 
     def __init__(  # noqa: PLR0913  # its parts and its ways out
@@ -83,16 +83,16 @@ class Scheduler:
         weights: WeightHandler | None = None,
         images: ImageCache | None = None,
     ) -> None:
-        """Put the parts together.
+        """Create a scheduler without requests.
 
-        Without `grammars` there is no structured output. Without `images` prompts have no images.
-        `execute` handles the messages that are not about requests.
+        Structured output needs `grammars`, prompts with images need `images`. `execute` handles
+        commands that neither concern requests nor the cache, such as a profile.
         """
         self._images = images
         self._runner = runner
         self._weights = weights
-        # This is a prefix of every name space, so requests under new weights never find keys and
-        # values that earlier weights computed.
+        # Prefix of every cache namespace. It changes with the weights, so that requests never find
+        # keys and values that earlier weights computed.
         self._generation = ""
         self._generations = itertools.count(1)
         self._is_paused = False
@@ -108,7 +108,7 @@ class Scheduler:
         self._requests = LiveRequests(self._clock)
         # An error while one request is handled ends only that request.
         self._faults = FaultDomains(self._end_failed)
-        # One token more than the context: with overlap a last token is still written, then dropped.
+        # One token more than the context: with overlap one more token is written, then dropped.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
         self._waiting = WaitingQueue(options.policy, cache, self._clock)
         self._adapters = AdapterPlaces(options.num_adapter_slots, options.evicts_oldest)
@@ -133,7 +133,7 @@ class Scheduler:
             options.eos_token_ids,
             self._grammars,
             self._faults,
-            # With overlap, a row that jumps would keep the whole batch from using its decode graph.
+            # With overlap, a row with forced tokens would keep the batch from using its CUDA graph.
             jump_ahead=not options.overlap,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
@@ -147,18 +147,18 @@ class Scheduler:
 
     @property
     def can_compute(self) -> bool:
-        """Whether the memory of weights and KV pool is allocated."""
+        """Whether the memory of weights and KV pool is allocated, so that steps are possible."""
         return self._weights is None or self._weights.can_compute
 
     @property
     def can_step(self) -> bool:
-        """Whether there is work and it may be computed now."""
+        """Whether there is work, generation is not paused, and the memory is allocated."""
         return self.has_work and not self._is_paused and self.can_compute
 
     # ---- messages ----
 
     def receive(self, messages: Iterable[SchedulerInbound]) -> None:
-        """Handle all messages that have arrived; a failure ends only the request it concerns."""
+        """Handle `messages` in order; an error ends only the request that its message concerns."""
         for message in messages:
             try:
                 self._dispatch(message)
@@ -197,7 +197,7 @@ class Scheduler:
                 self._answer(self._obey(message))
 
     def _answer(self, reply: ControlReply) -> None:
-        # Gauges are written first, so they are up to date once the reply arrives.
+        # Gauges are written first, so they are up to date when the reply arrives.
         self._publish(may_wait=False)
         self._send_front(reply)
 
@@ -270,7 +270,7 @@ class Scheduler:
             del self._requests[request_id]
 
     def _end_failed(self, request: Request, why: str) -> None:
-        """Forget a request whose handling raised, whatever its state; called by `_faults`."""
+        """Remove a request in any state, because handling it raised; called by `_faults`."""
         self._requests.discard(request.request_id)
         self._grammars.drop(request)
         if request in self._waiting:
@@ -278,7 +278,7 @@ class Scheduler:
         self._planner.forget(request)
         self._cache.recover([request.block_table for request in self._requests.values()])
         if not self._buffer.fail(request, internal_error(why)):
-            # The detokenizer does not know this request.
+            # The detokenizer does not know this request, so the front gets the error directly.
             self._send_front(RequestError([request.request_id], why))
 
     def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
@@ -291,7 +291,7 @@ class Scheduler:
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
     def _flush(self, call_id: int) -> ControlReply:
-        # The front clears its record of cached grammars at the same point in the message order.
+        # The front clears its record of cached grammars at the same place in the message order.
         self._grammars.clear()
         running, waiting = self._table.num_running, len(self._waiting)
         # While generation is paused, waiting requests hold no pages.
@@ -351,7 +351,7 @@ class Scheduler:
                     self._planner.retract(request, "generation is paused")
 
     def _drain(self) -> None:
-        """Wait for the step in flight, if any, and process it: nothing computes afterwards."""
+        """Wait for the step in flight, if any, and process it. No step is in flight afterwards."""
         last, self._in_flight = self._in_flight, None
         try:
             self._finish_in_flight(last)
@@ -359,9 +359,9 @@ class Scheduler:
             self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
-        """Hide cached pages from later requests.
+        """Empty the prefix cache, and change the namespaces of requests that do not run.
 
-        Running requests keep their pages until they end.
+        Running requests keep their pages until they end; later requests do not find these pages.
         """
         self._cache.flush()
         before, self._generation = self._generation, f"{next(self._generations)}:"
@@ -372,7 +372,7 @@ class Scheduler:
     # ---- steps ----
 
     def step(self) -> None:
-        """Compute one step, if there is anything to compute, and report."""
+        """Compute one step, if there is anything to compute, and send its tokens and ends."""
         self._is_checked = False
         try:
             self._step()
@@ -390,7 +390,7 @@ class Scheduler:
         last, self._in_flight = self._in_flight, self._launch()
         self._finish_in_flight(last)
         if self._in_flight is not None and self._in_flight[0].masks is not None:
-            # The next masks depend on this step's tokens, so it cannot stay in flight.
+            # The grammar masks of the next step depend on this step's tokens, so it must finish.
             current, self._in_flight = self._in_flight, None
             self._finish_in_flight(current)
 
@@ -398,8 +398,8 @@ class Scheduler:
         planned = self._planner.plan()
         if planned is None:
             if self._grammars.num_waiting and self._in_flight is None:
-                # The thread that loads the grammar needs the interpreter lock more than this loop
-                # does.
+                # Only a grammar is loading. The pause leaves the interpreter lock to the thread
+                # that loads it.
                 time.sleep(GRAMMAR_WAIT_S)
             return None
         rows = planned.plan.sample_rows
@@ -418,7 +418,7 @@ class Scheduler:
             self._output.process(planned, result)
 
     def _fail_running(self, error: Exception) -> None:
-        """End every running request: a step failed, and which request caused it is unknown."""
+        """End every running request after a step failed for an unknown cause."""
         self._in_flight = None
         if self._images is not None:
             self._images.clear()
@@ -428,18 +428,18 @@ class Scheduler:
             with self._faults.of(request):
                 self._output.finish(request, reason, keep_cached=False)
         if not running:
-            # Then a waiting request caused the failure; which one is unknown.
+            # A waiting request must have caused the failure, but it is unknown which one.
             for request in list(self._waiting):
                 with self._faults.of(request):
                     self._buffer.end(request, reason)
                     self._remove(request.request_id)
         self._adapters.distrust()
-        # The failure may have left pages without an owner.
+        # The failure may have left pages that are neither free, nor cached, nor held by a request.
         self._cache.recover([request.block_table for request in self._requests.values()])
         self.check_invariants()
 
     def turn(self, inbox: Inbox[SchedulerInbound], idle_wait_s: float) -> None:
-        """Handle messages and compute a step; wait for messages if there is nothing to compute."""
+        """Do one iteration of the worker's loop: handle messages, then compute a step or wait."""
         self.receive(inbox.drain())
         if self.can_step:
             self.step()
@@ -449,13 +449,13 @@ class Scheduler:
             self.check_when_idle()
 
     def rest(self) -> None:
-        """Report requests that messages have ended; called when there is nothing to compute."""
+        """Send the ends of requests that messages have ended; for iterations without a step."""
         self._report()
 
     def check_when_idle(self) -> None:
-        """Assert that no page is lost, once after each busy period.
+        """Assert that no page of the KV pool is lost, once after each busy period.
 
-        With half a million pages it takes milliseconds, so it waits until the worker is idle.
+        The check takes milliseconds with half a million pages, so it runs only when idle.
 
         Raises:
             AssertionError: a page is lost or owned twice.
@@ -469,7 +469,7 @@ class Scheduler:
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle
         may_wait = is_stepping and not idle and not was_idle
-        # The gauges are written before the message, as before any reply.
+        # The gauges are written before the message, as they are before any reply.
         self._publish(may_wait=may_wait and not (message is not None and message.ends))
         if ended := self._clock.take_ended():
             self._send_front(RequestTimes(ended))
@@ -496,5 +496,5 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """Assert that no page is lost or owned twice, between two steps."""
+        """Assert that no page of the KV pool is lost or owned twice; call between two steps."""
         self._cache.check_invariants([request.block_table for request in self._table.running()])

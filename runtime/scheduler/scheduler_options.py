@@ -1,4 +1,4 @@
-"""The scheduler's options."""
+"""Options of the scheduler, derived from the server's options."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from runtime.scheduler.budget import TokenBudget
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """Bounds and rules of scheduling.
+    """Limits and rules of scheduling.
 
     Attributes:
-        max_running_requests: rows of the running batch.
-        max_queued_requests: most waiting requests; further ones are refused; `None` for no bound.
-        context_len: most tokens of a request, prompt and output.
-        token_budget: prompt tokens computed in one step.
-        policy: name in `runtime.scheduler.waiting.POLICIES`.
-        eos_token_ids: ids that end a text.
-        stream_interval: tokens between two events of a stream.
-        overlap: launch a step before the last one's tokens are read.
-        num_adapter_slots: different adapters (LoRA) of one step; 0 if the server takes none.
-        evicts_oldest: which adapter is overwritten first; see `AdapterPlaces`.
+        max_running_requests: most requests that run at the same time.
+        max_queued_requests: most requests that wait; further requests are refused. `None` for no
+            limit.
+        context_len: most tokens of a request, prompt and output together.
+        token_budget: limits on the prompt tokens of one step.
+        policy: the order of the waiting queue: a name in `runtime.scheduler.waiting.POLICIES`.
+        eos_token_ids: token ids that end an output.
+        stream_interval: number of tokens between two events of a stream.
+        overlap: launch each step before the tokens of the previous step are read.
+        num_adapter_slots: most different LoRA adapters of one step; 0 if the server takes none.
+        evicts_oldest: overwrite the adapter that was copied to the device first, instead of the
+            adapter that was unused for the longest time.
     """
 
     max_running_requests: int

@@ -1,4 +1,4 @@
-"""Gauges and counters of the scheduler: published to shared memory, logged now and then."""
+"""Publishes the scheduler's gauges and counters to shared memory, and logs some of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from runtime.step.step_plan import StepPlan
 
 
 def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) -> ControlReply:
-    """Answer `message`; nothing in `cache` changes.
+    """Return how much of a prompt is in the prefix cache; the cache does not change.
 
     Args:
-        message: the prompt.
+        message: the prompt whose cached prefix is wanted.
         cache: the worker's prefix cache.
-        generation: generation of the weights, the first part of every name space.
+        generation: prefix of every cache namespace, renewed when the cache was invalidated.
     """
     tokens = cache_keys(np.frombuffer(message.input_ids, dtype=np.int32), message.images)
     found = cache.common_prefix(tokens, generation + message.namespace)
@@ -34,9 +34,9 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
 
 logger = logging.getLogger(__name__)
 
-# `gen_throughput` is the mean over a window of this length.
+# Length of the time window over which the gauge `gen_throughput` is averaged, seconds.
 THROUGHPUT_WINDOW_S = 1.0
-# Least time with work between two log lines.
+# Least time with work between two log lines, seconds.
 LOG_INTERVAL_S = 5.0
 
 
@@ -51,7 +51,10 @@ class SchedulerStats:
     def __init__(
         self, shared: SharedState, log_interval: int, images: ImageCache | None = None
     ) -> None:
-        """Publish to `shared`, also about `images`; log every `log_interval` decode steps."""
+        """Publish to `shared`; log every `log_interval` decode steps.
+
+        With `images`, the counters of the image cache are published too.
+        """
         self._shared = shared
         self._images = images
         self.log_interval = log_interval
@@ -62,12 +65,12 @@ class SchedulerStats:
         self._window_tokens = 0
         self._window_has_work = False
         self._throughput = 0.0
-        # Since the last log line; windows without work are omitted.
+        # Time and tokens since the last log line, without windows in which there was no work.
         self._logged_s = 0.0
         self._logged_tokens = 0
 
     def count_step(self, plan: StepPlan) -> None:
-        """Note a launched step."""
+        """Count a launched step, and log it at level debug if it computes prompts."""
         self._num_steps += 1
         chunks = len(plan.rows) - plan.num_decodes
         if plan.num_decodes:
@@ -95,9 +98,22 @@ class SchedulerStats:
         num_prefix_hits: int,
         adapters: AdapterPlaces,
     ) -> None:
-        """Write everything to shared memory, and publish the cache's events.
+        """Write all gauges and counters to shared memory, and publish the cache's events.
 
-        Call this regularly, also without work.
+        Call this regularly, also while there is no work.
+
+        Args:
+            now: the current `time.monotonic()`.
+            has_work: whether there is a live request or a step in flight.
+            table: the running batch.
+            cache: the KV cache.
+            num_waiting: number of requests in the queue or with a grammar that is loading.
+            num_retracted: number of these requests that ran before.
+            num_generated: output tokens so far.
+            num_retractions: how often a running request was put back into the queue so far.
+            num_nan: requests so far whose logits contained NaN.
+            num_prefix_hits: prompt tokens that were found in the prefix cache so far.
+            adapters: the LoRA adapters on the device.
         """
         cache.publish_events()
         self._measure(now, num_generated, has_work)
@@ -141,7 +157,10 @@ class SchedulerStats:
             self._logged_s = 0.0
 
     def _measure(self, now: float, num_generated: int, has_work: bool) -> None:
-        """Close the window if its time is over. A moment without work does not end it early."""
+        """Measure the throughput of the window if its time is over.
+
+        A moment without work does not end the window early.
+        """
         self._window_has_work |= has_work
         start = self._window_start
         if start is not None and now - start < THROUGHPUT_WINDOW_S:

@@ -1,8 +1,8 @@
-"""Notes where the time of each request goes in the scheduler.
+"""Records how each request spends its time in the scheduler.
 
-A step adds its duration to sums since the start. A request keeps the sums of its beginning; its
-share is the difference at its end. So a step costs a few additions, whatever number of requests
-takes part in it.
+The clock adds the duration of each step to running sums. A request stores the sums at its start;
+the difference at its end is the request's share. So a step costs a few additions, regardless of the
+number of requests in it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from runtime.ipc.time_messages import ChunkTime, Neighbor, PrefixBreak, Wait, WorkerTimes
 
-# Chunks that are told one by one.
+# Number of a request's prompt chunks that are reported one by one.
 MAX_CHUNKS = 16
-# Slow steps that are remembered; with more, the oldest are forgotten.
+# Number of slow steps that are kept; if there are more, the oldest half is removed.
 _MAX_SLOW = 1024
 
 
@@ -37,8 +37,8 @@ class StepNote(NamedTuple):
 
     Attributes:
         planned_at: when the step was planned, `time.monotonic()`.
-        num_prompt: prompt tokens of the step.
-        largest: id of the request with the longest prompt chunk; -1 without prompts.
+        num_prompt: number of prompt tokens that the step computes.
+        largest: id of the request with the longest prompt chunk; -1 if the step has none.
     """
 
     planned_at: float
@@ -47,59 +47,67 @@ class StepNote(NamedTuple):
 
 
 class StepClock:
-    """Sums over the steps of one scheduler, and the times of requests that have ended.
+    """Sums over all steps of one scheduler, and the time records of requests that have ended.
 
     Attributes:
-        tower_s: seconds of steps that computed images.
+        tower_s: seconds spent in steps that computed images.
         stepped_at: when the last step ended, `time.monotonic()`.
         last_prompts: the last step, if it computed prompts; else `None`.
     """
 
     def __init__(self) -> None:
-        """Start at zero."""
+        """Start with all sums at zero."""
         self._plain_steps = self._mixed_steps = 0
         self._plain_s = self._mixed_s = self.tower_s = 0.0
         self.stepped_at = 0.0
         self.last_prompts: Neighbor | None = None
         self._newest = StepNote(0.0)
-        # Seconds by what the head of the queue waits for, up to `_waited_until`.
+        # For each cause in `Wait`, how many seconds the first request of the queue has waited for
+        # it, up to `_waited_until`.
         self._waits = [0.0] * len(Wait)
         self._wait = Wait.STEP
         self._waited_until = time.monotonic()
-        # Steps with prompts, each slower than all later ones: the first one after any moment is the
-        # slowest since then.
+        # The steps with prompts that are slower than all later ones, in order. So the first of them
+        # after any moment is the slowest since that moment.
         self._slow: list[_Slow] = []
         self._ended: list[WorkerTimes] = []
 
     def waits(self) -> list[float]:
-        """Return how many seconds the queue's heads have waited since the start, by `Wait`."""
+        """Return, for each cause in `Wait`, how long the queue's first request has waited for it.
+
+        The times are seconds since the start of the scheduler, of all first requests together.
+        """
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until
         self._waited_until = now
         return self._waits.copy()
 
     def wait_for(self, wait: Wait) -> None:
-        """Note what the head of the queue waits for from now on, whether there is one or not."""
+        """Set what the queue's first request waits for from now on; the queue may be empty."""
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until
         self._waited_until = now
         self._wait = wait
 
     def usual_step_s(self) -> float:
-        """Return the mean duration of the steps that only decoded."""
+        """Return the mean duration of the steps that only decoded, in seconds."""
         return self._plain_s / max(self._plain_steps, 1)
 
     def sums(self) -> _Sums:
-        """Return the numbers and the seconds of all steps so far."""
+        """Return the number and the seconds of all steps so far, with and without prompts."""
         return _Sums(self._plain_steps, self._plain_s, self._mixed_steps, self._mixed_s)
 
     def planned(self, parts: Sequence[tuple[TimeRecord, int, int]], wait: Wait) -> StepNote:
-        """Note a step's chunks of prompts, and what the queue waits for until the next one.
+        """Record a step that was just planned, and what the queue waits for from now on.
 
         Args:
-            parts: for each chunk, the record of its request, its first position and its length.
-            wait: what the head of the queue waits for. If this step computes prompts, the head
-                waits for the step, unless it lacks something else.
+            parts: for each prompt chunk of the step, the time record of its request, the chunk's
+                first position and its length.
+            wait: what the queue's first request waits for. `Wait.STEP` counts as `Wait.PROMPTS` if
+                the step computes prompts.
+
+        Returns:
+            The note to pass to `stepped` when the step has ended.
         """
         if not parts:
             self.wait_for(wait)
@@ -114,13 +122,18 @@ class StepClock:
         return self._newest
 
     def stepped(self, note: StepNote, *, has_images: bool) -> None:
-        """Note the end of a step, which was planned with `note`; it may have computed images."""
+        """Record that a step has ended.
+
+        Args:
+            note: the result of `planned` for this step.
+            has_images: whether the step computed images.
+        """
         now = time.monotonic()
-        # The step before may have ended after this one was planned.
+        # With overlap the previous step may have ended after this one was planned.
         step_s = now - max(note.planned_at, self.stepped_at)
         self.stepped_at = now
         if note is self._newest and self._wait is Wait.PROMPTS:
-            # No other step is in flight.
+            # No other step is in flight, so the queue no longer waits for prompts.
             self.wait_for(Wait.STEP)
         if has_images:
             self.tower_s += step_s
@@ -140,9 +153,9 @@ class StepClock:
             del slow[: _MAX_SLOW // 2]
 
     def slowest_since(self, since: float, but: int) -> Neighbor | None:
-        """Return the slowest step with prompts that ended after `since`.
+        """Return the slowest step with prompts that ended after `since`, `time.monotonic()`.
 
-        Steps in which request `but` had the longest chunk do not count.
+        Steps in which request `but` had the longest chunk do not count. `None` if there is none.
         """
         first = bisect_left(self._slow, since, key=lambda each: each.ended_at)
         for each in self._slow[first:]:
@@ -151,20 +164,20 @@ class StepClock:
         return None
 
     def add_ended(self, times: WorkerTimes) -> None:
-        """Add a request to the next message."""
+        """Add the times of a request that has ended, for the next `take_ended`."""
         self._ended.append(times)
 
     def take_ended(self) -> list[WorkerTimes]:
-        """Return the requests that have ended since the last call."""
+        """Return the times of the requests that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
 
 class TimeRecord:
-    """The times of one request while it is at the scheduler.
+    """Records how one request spends its time in the scheduler.
 
     Attributes:
-        told: the times that the front will get.
+        told: the times that are sent to the front process when the request has ended.
     """
 
     __slots__ = (
@@ -173,19 +186,23 @@ class TimeRecord:
     )
 
     def __init__(self, request_id: int, arrival: float) -> None:
-        """Begin when the request's message is read; `arrival` is its time at the front."""
+        """Start when the scheduler reads the request's message.
+
+        `arrival` is when the request arrived at the front process, `time.monotonic()`.
+        """
         self._arrival = arrival
         self.told = WorkerTimes(request_id, time.monotonic())
         self._clock: StepClock | None = None
         self._waits: list[float] = []
-        # What this request alone waits for, and since when it was last counted.
+        # What this request waits for while later requests may overtake it; `None` if it waits for
+        # the same as the queue. And the time up to which its waiting is counted.
         self._own: Wait | None = None
         self._counted_at = 0.0
         self._sums: _Sums | None = None
         self._decodes_since = self._retracted_at = self._tower_s = 0.0
 
     def queued(self, clock: StepClock) -> None:
-        """Note that the request waits, for the first time or after a retraction."""
+        """Record that the request enters the queue, for the first time or after a retraction."""
         now = time.monotonic()
         self._clock = clock
         if not self.told.queued_at:
@@ -199,24 +216,24 @@ class TimeRecord:
             self._close()
 
     def skipped(self, wait: Wait) -> None:
-        """Note that requests behind this one may be admitted before it."""
+        """Record that the request waits for `wait`, while later requests may be admitted."""
         if self._own is not wait:
             self._count_waits()
             self._own = wait
 
     def passed(self) -> None:
-        """Note that the request waits for nothing of its own any more."""
+        """Record that the request no longer waits for a cause of its own."""
         if self._own is not None:
             self._count_waits()
             self._own = None
 
     def admitted(self, num_cached: int, prefix: PrefixBreak | None, is_empty: bool) -> None:
-        """Note that the request has a row and pages, for the first time or again.
+        """Record that the request was admitted; only its first admission counts.
 
         Args:
-            num_cached: number of the request's tokens that came from the cache.
-            prefix: where its prompt leaves the cache.
-            is_empty: whether the cache is empty.
+            num_cached: number of prompt tokens that came from the prefix cache.
+            prefix: where the prompt differs from the cached prompts; `None` if all of it is cached.
+            is_empty: whether the request's namespace of the cache is empty.
         """
         told, clock = self.told, self._clock
         if told.admitted_at or clock is None:
@@ -227,7 +244,7 @@ class TimeRecord:
         self._tower_s = clock.tower_s
 
     def _count_waits(self) -> None:
-        """Add the time since the last call, if the request waits for its first admission."""
+        """Add the time since the last call to the waiting times, until the first admission."""
         told, clock = self.told, self._clock
         if clock is None or told.admitted_at:
             return
@@ -240,7 +257,13 @@ class TimeRecord:
             told.waits[wait] += seconds - before[wait]
 
     def chunk(self, start: int, num_tokens: int, planned_at: float) -> None:
-        """Note a chunk of the prompt, or of tokens that are computed again."""
+        """Record a step that computes a chunk of the request's tokens.
+
+        Args:
+            start: the chunk's first position.
+            num_tokens: the chunk's length.
+            planned_at: when the step was planned, `time.monotonic()`.
+        """
         told = self.told
         told.num_chunks += 1
         told.num_computed += num_tokens
@@ -248,7 +271,7 @@ class TimeRecord:
             told.chunks.append(ChunkTime(start, num_tokens, planned_at))
 
     def prompt_done(self) -> None:
-        """Note that all known tokens are computed."""
+        """Record that all known tokens of the request are computed, so that it decodes now."""
         told, clock = self.told, self._clock
         if clock is None:
             return
@@ -264,7 +287,7 @@ class TimeRecord:
             self._decodes_since = now
 
     def _close(self) -> None:
-        """Add what happened since `prompt_done`."""
+        """Add the steps since `prompt_done` to the request's times."""
         told, clock, before = self.told, self._clock, self._sums
         if clock is None or before is None:
             return
@@ -278,7 +301,7 @@ class TimeRecord:
             told.neighbor = found
 
     def ended(self, clock: StepClock, num_retractions: int) -> None:
-        """Note the request's end, whatever its state."""
+        """Record the end of the request, whatever its state, and pass its times to `clock`."""
         told = self.told
         self._close()
         told.ended_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Finds the positions of images in a step's prompts, and decides which images are computed."""
+"""Finds the images in a step's prompt chunks, and decides which of them the tower computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.step.step_plan import ImageSpan, StepPlan
 
 
 def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
-    """Return why the images of a request cannot be computed; `None` if they can."""
+    """Return why this server cannot process the images of a request; `None` if it can."""
     if not request.images:
         return None
     if cache is None:
@@ -33,13 +33,14 @@ def add_images(
     cache: ImageCache,
     ahead: Sequence[PreparedImage] = (),
 ) -> None:
-    """Add a step's positions that stand for images, and decide which vectors are kept.
+    """Add to a plan where its prompt chunks have images, and which images it computes and drops.
 
     Args:
-        plan: the step, which has no images yet.
-        parts: parts of `plan.chunk_tokens` in order: request, first position, number of positions.
-        cache: the images that the executor keeps.
-        ahead: images that are computed now and read by a later step.
+        plan: the step's plan, which has no images yet; changed in place.
+        parts: the chunks of `plan.chunk_tokens`, in order: the request, the chunk's first position
+            in the sequence, and its number of positions.
+        cache: the images whose vectors are on the device.
+        ahead: images that this step computes and a later step reads.
     """
     touched: list[PreparedImage] = []
     first = 0
@@ -48,7 +49,7 @@ def add_images(
             digest = image.image.digest
             index = first + begin - start
             plan.image_spans.append(ImageSpan(index, stop - begin, begin - image.start, digest))
-            # An image that is cut into parts counts in the first one.
+            # A prompt that reads an image in several chunks counts it once, in the first chunk.
             is_first_part = begin in (image.start, request.num_computed)
             if is_first_part:
                 cache.count_read(digest)
@@ -58,21 +59,28 @@ def add_images(
 
 
 class TowerTime:
-    """The tower's share of a step's budget: one prompt token for each token of an image.
+    """The part of a step's token budget that the image tower may use.
 
-    The tower takes about as long for an image token's patches as the decoder takes for that token.
-    Without a bound, a burst of images would delay every stream until all of them are computed. One
-    image always fits, since it cannot be computed in parts.
+    An image costs as many tokens as it has positions in the prompt: the tower takes about as long
+    for the patches behind one position as the decoder takes for that position. Without a limit, a
+    burst of images would delay every stream until all of them are computed. A step always computes
+    at least one image that it needs, because an image cannot be computed in parts.
 
-    While streams decode, an image is computed one step ahead of the chunk that reads it: streams
-    wait for the tower or for the decoder, not for both.
+    While sequences decode, an image is computed one step before the chunk that reads it. So a
+    stream waits in each step for the tower or for the decoder, not for both.
 
     Attributes:
-        ahead: images that this step computes for a later one.
+        ahead: images that this step computes and a later step reads.
     """
 
     def __init__(self, cache: ImageCache | None, most: int, *, goes_ahead: bool) -> None:
-        """Spend at most `most` tokens on images that are not in `cache`."""
+        """Start with the whole share.
+
+        Args:
+            cache: images whose vectors exist, so they cost nothing; `None` without images.
+            most: most image tokens that the step may compute.
+            goes_ahead: compute images one step before the chunks that read them.
+        """
         self._cache = cache
         self._left = most
         self._goes_ahead = goes_ahead
@@ -80,16 +88,22 @@ class TowerTime:
         self.ahead: list[PreparedImage] = []
 
     def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
-        """Fit a chunk's images into the rest of the step's budget.
+        """Shorten a chunk so that the images in it fit into the step.
+
+        Args:
+            request: the request whose prompt is computed.
+            start: the chunk's first position in the sequence.
+            length: the chunk's number of positions.
+            budget: number of tokens that the whole step may still compute.
 
         Returns:
-            The number of the chunk's positions that fit (all, or those before an image), and the
-            number of tokens that the tower computes for them.
+            The number of the chunk's positions that the step computes: all of them, or those before
+            an image. And the number of image tokens that the tower computes for them.
         """
         spent = 0
         if self._cache is None:
             return length, 0
-        # The positions before the first image that is computed ahead.
+        # Number of positions before the first image that is computed for a later step.
         readable = length
         for image, begin, _ in _between(request, start, start + length):
             digest, num_tokens = image.image.digest, image.image.num_tokens
@@ -109,17 +123,18 @@ class TowerTime:
 
 
 def whole_images(request: Request, start: int, length: int, room: int) -> int:
-    """Return the length of a chunk that does not end within an image.
+    """Return the length of a chunk, shortened or extended so that it does not end within an image.
 
     Args:
-        request: the prompt's request.
-        start: the chunk's first position.
-        length: tokens that the budget allows.
-        room: tokens that the step has memory for.
+        request: the request whose prompt is computed.
+        start: the chunk's first position in the sequence.
+        length: number of tokens that the budget allows.
+        room: number of tokens for which the step has memory.
 
     Returns:
-        `length` if that cuts no image; else the tokens before the cut image; if there are none, the
-        rest of the image, or 0 if there is no room for it.
+        `length` if the chunk does not end within an image. Else the number of tokens before that
+        image. If the chunk begins within the image, the number of tokens up to the image's end, or
+        0 if `room` is smaller.
     """
     for _, begin, stop in _between(request, start, request.num_prompt):
         if begin < start + length < stop:
@@ -130,7 +145,7 @@ def whole_images(request: Request, start: int, length: int, room: int) -> int:
 
 
 def _between(request: Request, start: int, end: int) -> Iterator[tuple[ImageInput, int, int]]:
-    """Yield images with tokens in `[start, end)`, and the bounds of these tokens."""
+    """Yield the images that have tokens in `[start, end)`, each with the bounds of these tokens."""
     for image in request.images:
         begin, stop = max(start, image.start), min(end, image.start + image.image.num_tokens)
         if begin < stop:

@@ -1,6 +1,6 @@
 """The running batch on the host.
 
-Arrays have one row per request, so steps need no loop over requests.
+Each running request has a row in the arrays, so that a step needs no loop over requests.
 """
 
 from __future__ import annotations
@@ -13,38 +13,48 @@ from runtime.grammar.grammar_backend import Matcher
 from runtime.scheduler.request import GrammarState, Request
 from runtime.step.step_plan import Int64Array
 
-# A number larger than any row's number of tokens.
+# A token count that no row reaches.
 NEVER = 2**62
 
 
 class RequestTable:
-    """Rows of running requests.
+    """The state of all running requests, as arrays with one row for each request.
+
+    The attributes without a stated shape are arrays or lists `[max_rows]`.
 
     Attributes:
-        requests: the request of each row, `None` when free.
-        tokens: `[max_rows, max_len]` int32, prompt and known output.
-        num_tokens: known tokens of each row.
-        num_computed: tokens whose keys and values are written or in flight.
-        capacity: number of tokens that the row's pages can hold.
-        drops_at: computed tokens at which pages behind the row's window can be freed.
+        requests: the request of each row; `None` if the row is free.
+        tokens: `[max_rows, max_len]` int32, token ids of the prompt and of the output so far.
+        request_ids: id of each row's request, 0 if the row is free.
+        num_tokens: number of known tokens, prompt and output.
+        num_computed: number of tokens whose keys and values are written, or are being written by a
+            step in flight.
+        capacity: number of tokens that the pages of the row can hold.
+        drops_at: number of computed tokens from which on pages behind the attention window can be
+            freed.
+        window_end: number of tokens that have window pages, if windowed layers have pages of their
+            own.
         end_len: number of tokens at which the request is complete.
-        sampled_len: tokens known or in flight; at `end_len` no further step is planned.
-        ends_at_eos: whether end-of-sequence ids stop the row.
-        has_stop_ids: whether the request sets stop ids.
+        sampled_len: number of tokens that are known or are sampled by a step in flight. At
+            `end_len` no further step is planned for the row.
+        ends_at_eos: whether an end-of-sequence id ends the request.
+        has_stop_ids: whether the request sets stop ids of its own.
         min_len: number of tokens below which end-of-sequence ids are ignored; 0 for no minimum.
-        has_grammar: rows whose output follows a grammar, or whose thoughts are tracked.
-        matchers: matchers of those grammars, by row.
-        thinks: rows of `has_grammar` whose thoughts are not over.
-        is_masked: rows of `has_grammar` whose next token is constrained.
-        knows_mask: rows of `has_grammar` whose next mask is kept in `Grammars`.
-        may_jump: rows whose tokens need not be sampled where a grammar leaves no alternative: no
-            penalty counts them and no extra reports about them.
-        is_decoding: rows whose whole prompt is computed.
-        state_holds: holds of the rows' recurrent states, if the model has any.
+        has_grammar: whether a grammar constrains the output, or thoughts are tracked in it.
+        matchers: the state of each row's grammar; `None` without a grammar.
+        thinks: whether thoughts (reasoning before the answer) may still come.
+        is_masked: whether the next token is constrained.
+        knows_mask: whether `Grammars` already has the mask of the next token.
+        may_jump: whether tokens to which a grammar leaves no alternative may be appended without
+            sampling them: the request has no penalties and no extra outputs.
+        is_decoding: whether the whole prompt is computed.
+        state_holds: the row's handle for its recurrent states in the `StatePool`; -1 if the model
+            has none.
+        order: the rows in use, in order of admission.
     """
 
     def __init__(self, max_rows: int, max_len: int) -> None:
-        """Make `max_rows` free rows for sequences of at most `max_len` tokens."""
+        """Create `max_rows` free rows for sequences of at most `max_len` tokens."""
         self.max_rows = max_rows
         self.requests: list[Request | None] = [None] * max_rows
         self.tokens: NDArray[np.int32] = np.zeros((max_rows, max_len), dtype=np.int32)
@@ -53,6 +63,7 @@ class RequestTable:
         self.num_computed: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.capacity: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.drops_at: Int64Array = np.full(max_rows, NEVER, dtype=np.int64)
+        self.window_end: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.ends_at_eos = np.zeros(max_rows, dtype=bool)
@@ -67,23 +78,23 @@ class RequestTable:
         self.is_decoding = np.zeros(max_rows, dtype=bool)
         self.state_holds: Int64Array = np.full(max_rows, -1, dtype=np.int64)
         self._free = list(range(max_rows - 1, -1, -1))
-        # Rows in order of admission: the newest is retracted first.
+        # The newest request is retracted first.
         self.order: list[int] = []
 
     @property
     def num_running(self) -> int:
-        """Rows in use."""
+        """Number of running requests."""
         return len(self.order)
 
     @property
     def has_free_row(self) -> bool:
-        """Whether another request can run."""
+        """Whether a row is free, so that another request can run."""
         return bool(self._free)
 
     def join(self, request: Request) -> int:
-        """Give `request` a row and copy its tokens there."""
+        """Give `request` a free row, fill the row's arrays, and return the row's index."""
         row = self._free.pop()
-        # This comes first, so that `leave` can undo a failed join.
+        # The row is in `order` before anything can fail, so that `leave` can undo a failed join.
         self.order.append(row)
         self.requests[row] = request
         request.row = row
@@ -94,7 +105,7 @@ class RequestTable:
         self.sampled_len[row] = num_tokens
         self.num_computed[row] = request.num_computed
         self.state_holds[row] = request.block_table.state_hold
-        self.capacity[row] = 0
+        self.capacity[row] = self.window_end[row] = 0
         self.drops_at[row] = 0
         self.end_len[row] = request.end_len
         self.ends_at_eos[row] = not request.sampling.ignore_eos
@@ -112,7 +123,7 @@ class RequestTable:
         return row
 
     def leave(self, request: Request) -> None:
-        """Take the row back; the request keeps its tokens."""
+        """Free the row of a request; the request takes its tokens back."""
         row = request.row
         request.tokens = self.known_tokens(row).copy()
         self.requests[row] = None
@@ -126,17 +137,17 @@ class RequestTable:
         request.row = -1
 
     def set_grammar(self, row: int, grammar: GrammarState | None) -> None:
-        """Update the grammar state of a row."""
+        """Store the state of a row's grammar; `None` for a request without one."""
         self.has_grammar[row] = grammar is not None and not grammar.is_done
         self.thinks[row] = grammar is not None and grammar.thinks
         self.is_masked[row] = grammar is not None and grammar.is_active
 
     def known_tokens(self, row: int) -> Tokens:
-        """Return prompt and known output of a row, as a view."""
+        """Return the prompt and the output so far of a row, as a view of `tokens`."""
         return self.tokens[row, : self.num_tokens[row]]
 
     def request(self, row: int) -> Request:
-        """Return the request of a row in use."""
+        """Return the request of a row, which must be in use."""
         request = self.requests[row]
         assert request is not None, "the row is free"
         return request

@@ -1,4 +1,4 @@
-"""Tracks the thoughts at the beginning of an output, and ends them when they must end."""
+"""Follows the thoughts (reasoning) at the beginning of an output, and ends them on a budget."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from collections.abc import Sequence
 
 from runtime.requests.sampling_params import ThinkingSpec
 
-# Most tokens before thoughts begin: some models write a line break there.
+# Most tokens before the thoughts of an output begin: some models write a line break first.
 MAX_BEFORE = 4
 
 
 class Thinking:
-    """Tracks the thoughts of one output.
+    """Follows the thoughts of one output, token by token.
+
+    Thoughts are the reasoning that a model writes before its answer, usually between two markers.
 
     Attributes:
-        is_over: whether the thoughts have ended.
+        is_over: whether the thoughts have ended, or the output has none.
     """
 
     def __init__(self, spec: ThinkingSpec, *, has_grammar: bool) -> None:
-        """Begin an output; with `has_grammar` its answer follows a grammar."""
+        """Start before the first token; `has_grammar` says whether the answer has a grammar."""
         self._spec = spec
         self._has_grammar = has_grammar
         self._num_tokens = 0
-        # The latest tokens, as many as the longest ending has.
+        # The latest tokens, as many as are needed to recognize the longest ending of thoughts.
         self._last: list[int] = []
-        # The sequences that the output may begin with, and the part of one that was generated so
-        # far. Both are empty inside thoughts.
+        # The token sequences with which the output may begin, and the part of one of them that was
+        # generated so far. Both lists are empty once thoughts have begun.
         self._openings = [each for each in (spec.open_ids, spec.lead_ids) if each]
         self._begun: list[int] = []
         self._forced: list[int] = []
         own = frozenset(spec.implied_ids)
-        # Tokens that imply the end of thoughts: those that lead to an answer, and those that begin
-        # one with a grammar.
+        # Tokens that imply the end of thoughts. `_implied` are those that lead to the answer,
+        # `_answers` those with which an answer under a grammar begins.
         self._implied = own & frozenset(spec.bridge_ids) if has_grammar else own
         self._answers = own - self._implied
         self.is_over = False
@@ -40,7 +42,7 @@ class Thinking:
 
     @property
     def next_ids(self) -> list[int]:
-        """The tokens that may come next; empty if any may."""
+        """The tokens of which the next one must be; empty if any token may come next."""
         if self._forced:
             return self._forced[:1]
         if not self._has_grammar:
@@ -50,22 +52,26 @@ class Thinking:
 
     @property
     def may_answer(self) -> bool:
-        """Whether an answer with a grammar may begin now, as an alternative to `next_ids`."""
+        """Whether an answer under a grammar may begin now, instead of one of `next_ids`."""
         if self.is_over:
             return True
         waits = bool(self._openings) and not self._begun
         return waits and self._has_grammar and not self._spec.lead_ids
 
     def may_be_ended_by(self, token_id: int) -> bool:
-        """Whether an answer with a grammar may begin with `token_id` amid thoughts."""
+        """Whether `token_id`, generated within thoughts, may be the first of the answer."""
         return token_id in self._answers and not self._forced and not self._openings
 
     def end(self) -> None:
-        """Note that the answer has begun."""
+        """End the thoughts: the answer has begun."""
         self._openings, self.is_over = [], True
 
     def accept(self, token_id: int) -> bool:
-        """Advance by a token; return whether it is the first one of an answer without thoughts."""
+        """Advance by one token of the output.
+
+        Returns:
+            Whether the token is the first one of an answer that no thoughts precede.
+        """
         if self._forced:
             self._forced.pop(0)
             self.is_over = not self._forced
@@ -85,7 +91,8 @@ class Thinking:
             self._check_budget()
             return
         if self._has_grammar:
-            # A token that is part of the bridge to the answer is not forced again.
+            # If the token is itself a part of the bridge to the answer, the bridge continues after
+            # it.
             begun = spec.bridge_ids.index(token_id) + 1 if is_implied else 0
             self._forced = spec.bridge_ids[begun:]
         self.is_over = not self._forced
@@ -109,7 +116,7 @@ class Thinking:
     def _check_budget(self) -> None:
         budget = self._spec.budget
         if budget is not None and self._num_tokens >= budget:
-            # The part of the ending that the model has already written is not forced again.
+            # The model may have written the first tokens of the ending already.
             end = self._spec.forced_ids
             begun = next(n for n in range(len(end) - 1, -1, -1) if _ends_with(self._last, end[:n]))
             self._forced = end[begun:]

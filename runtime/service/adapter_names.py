@@ -1,4 +1,4 @@
-"""Which adapter (LoRA) a request names: `lora_path` of the native API, `model` of the others."""
+"""Finds the LoRA adapter that a request names: `lora_path` in the native API, `model` elsewhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from runtime.service.generate_request import GeneratePlan
 
 
 async def with_adapters(context: ServiceContext, plan: GeneratePlan) -> GeneratePlan:
-    """Return the plan with the adapters that its prompts name, once the workers have them.
+    """Look up the adapters that a plan names, and return the plan with their ids in its samples.
+
+    An adapter that is not in the workers' memory is loaded first.
 
     Raises:
-        InvalidRequest: there is no such adapter.
+        InvalidRequest: a named adapter does not exist.
     """
     if not any(plan.adapters):
         return plan
@@ -34,13 +36,13 @@ async def with_adapters(context: ServiceContext, plan: GeneratePlan) -> Generate
 
 
 async def named_adapter(context: ServiceContext, model: str | None, lora_path: str | None) -> int:
-    """Return the id of the adapter of a request, 0 for none.
+    """Return the id of the adapter that a request names; 0 means no adapter.
 
-    A model `served-name:adapter`, or an adapter's name alone, goes before `lora_path`. Every other
-    name of a model stands for the served one.
+    A `model` of the form `served-name:adapter`, or an adapter's name alone, takes precedence over
+    `lora_path`. Any other `model` means the served model.
 
     Raises:
-        InvalidRequest: there is no such adapter.
+        InvalidRequest: the named adapter does not exist.
     """
     name, record, model = lora_path, context.adapters.record, model or ""
     served = context.served_model_name

@@ -15,11 +15,12 @@ _SHOWN = 16
 
 
 class CacheBreak(TypedDict):
-    """The first token of a prompt that is not in the cache.
+    """The first token of a prompt that is not in the prefix cache.
 
-    The texts are the prompt's own; texts of the cached prompt are not revealed. `kind` is `differs`
-    if the cached prompt continues with another token, and `new` if it ends there or was evicted
-    there.
+    `index` is the token's position in the prompt. `before` and `after` are the prompt's own text on
+    either side of it; text of other, cached prompts is never revealed. `kind` is `differs` if a
+    cached prompt continues with another token here. It is `new` if the cached prompt ends here, or
+    if its pages from here on were evicted.
     """
 
     index: int
@@ -33,7 +34,7 @@ class CachedPrefix:
     """The cached part of a prompt, and where the cache breaks.
 
     Attributes:
-        num_cached: tokens that a request would take from the cache.
+        num_cached: number of tokens whose keys and values a request would take from the cache.
         broken: where the cache breaks; `None` if the whole prompt is cached.
     """
 
@@ -59,10 +60,10 @@ async def cached_prefix(
     namespace: str,
     images: Sequence[ImageInput] = (),
 ) -> CachedPrefix:
-    """Compare a prompt with the current cache, in the caller's own namespace.
+    """Find how much of a prompt the prefix cache holds now, within the caller's own namespace.
 
     Raises:
-        EngineNotReady: a worker is loading.
+        EngineNotReady: a worker is still loading the model.
     """
     ids = list(input_ids)
     report = await context.client.calls.match_prefix(ids, namespace, images)

@@ -1,4 +1,4 @@
-"""Changes of options since the start. The options themselves are never written."""
+"""Values of options that changed after the start, kept beside the options, which stay as parsed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class Changes:
     """Current values of the options that may change while the server runs.
 
     Attributes:
-        model: the model that the server was started with.
-        options: changed values, by the options' names; `/server_info` shows them instead of the
-            initial ones.
+        model: the model options that the server was started with.
+        options: changed values by option name; `/server_info` shows them instead of the initial
+            values.
     """
 
     model: ModelArgs
     options: dict[str, object] = field(default_factory=dict)
 
     def rename_model(self, model_path: str) -> None:
-        """Note that the weights of `model_path` are loaded now."""
+        """Record that the weights of `model_path` are the loaded ones."""
         self.options["model_path"] = model_path
-        # A name that the operator chose stays, because clients rely on it.
+        # A served name that the operator chose stays, because clients send it.
         if self.model.served_model_name == self.model.model_path:
             self.options["served_model_name"] = model_path
 

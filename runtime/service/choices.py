@@ -1,4 +1,4 @@
-"""Scores several continuations of one prompt: the probability of each of their tokens."""
+"""Scores several continuations of one prompt by the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -26,31 +26,36 @@ from runtime.text.encoding import check_num_chars, encode_prompts, encode_texts
 @dataclass(slots=True)
 class _Run:
     ids: list[int]
-    # Token ids whose log-probability is requested at each position: the last tokens of choices.
+    # Maps each token id whose log-probability is requested at every position of this run to its
+    # index in that request. These ids are the last tokens of the scored sequences.
     labels: dict[int, int] = field(default_factory=dict)
 
 
 class ChoicePlan:
-    """The prompts to compute for `sequences`."""
+    """Chooses the prompts to compute, so that few prefills score all `sequences`.
+
+    A sequence's last token is not computed, only its log-probability is read. Sequences that are
+    prefixes of a longer one share its prefill.
+    """
 
     def __init__(self, sequences: Sequence[list[int]], start: int) -> None:
-        """Find the prompts.
+        """Choose the prompts.
 
         Args:
-            sequences: token ids, prompt and continuation together.
+            sequences: token ids of prompt and continuation together.
             start: the first position whose log-probability is wanted; all sequences have the same
                 tokens before it.
         """
         self._sequences = sequences
         self._start = start
-        # No token precedes the first token of a sequence.
+        # The first token of a sequence has no log-probability, because no token precedes it.
         self._first = max(start - 1, 0)
         self._runs: list[_Run] = []
         self._run_of: dict[tuple[int, ...], _Run] = {}
         head = list(sequences[0][:start]) if sequences else []
         contexts = {tuple(each[start:-1]) for each in sequences if self._needs_run(each)}
-        # In this order a context is directly followed by a context that extends it, if there is
-        # one.
+        # In reverse order, a context comes directly after a longer context that begins with it, if
+        # there is one.
         longest: tuple[int, ...] | None = None
         for context in sorted(contexts, reverse=True):
             if longest is None or longest[: len(context)] != context:
@@ -66,7 +71,7 @@ class ChoicePlan:
         return len(sequence) > self._start and len(sequence) > 1
 
     def prompts(self) -> list[tuple[list[int], LogprobSpec]]:
-        """Return the prompts to compute: token ids, and the log-probabilities to request."""
+        """Return each prompt's token ids, and the log-probabilities to request for it."""
         asked = []
         for run in self._runs:
             has_inputs = len(run.ids) > self._first + 1
@@ -78,10 +83,11 @@ class ChoicePlan:
         """Return the log-probability of each sequence's tokens from `start` on.
 
         Args:
-            found: the result of each of `prompts`, in order.
+            found: the results of `prompts()`, in the same order.
 
         Returns:
-            A list for each sequence; `None` for a token that no token precedes.
+            A list for each sequence; `None` for a sequence's first token, which has no
+            log-probability.
         """
         of_run = {id(run): each for run, each in zip(self._runs, found, strict=True)}
         values: list[list[float | None]] = []
@@ -104,12 +110,13 @@ class ChoicePlan:
 
 
 MAX_CHOICES = MAX_TOKEN_IDS
-# A choice is a few words; a thousand pages would delay all requests for a minute on a CPU.
+# The most prompt tokens of a request. Choices are usually a few words; more tokens would delay all
+# other requests for a minute on a CPU.
 MAX_CHOICE_TOKENS = 2**16
 
 
 class SelectBody(msgspec.Struct, kw_only=True):
-    """`/v1/select` as it arrives; keys that are not listed here are ignored."""
+    """The body of `/v1/select`; unknown keys are ignored."""
 
     choices: Annotated[list[str | list[int]], at_most(MAX_CHOICES)]
     text: str | None = None
@@ -119,11 +126,11 @@ class SelectBody(msgspec.Struct, kw_only=True):
 
 
 class Choice(TypedDict):
-    """One choice.
+    """The scores of one choice.
 
-    A triple has the log-probability, the id and the text of a token. The log-probability is `null`
-    if no token precedes it. `logprob` is the sum over the tokens, and `prob` is the choice's share
-    among all choices.
+    Each triple holds the log-probability, the id and the text of a token. The log-probability is
+    `null` if no token precedes the token. `logprob` is the sum over the tokens. `prob` is the
+    choice's probability among the given choices: the softmax of all their `logprob`.
     """
 
     token_logprobs: list[TripleBody]
@@ -148,7 +155,7 @@ class SelectMeta(TypedDict):
 
 
 class Choices(TypedDict):
-    """The choices in the order in which they were given."""
+    """The answer of `/v1/select`: the choices in the order of the request, and figures of all."""
 
     id: str
     choices: list[Choice]
@@ -156,17 +163,17 @@ class Choices(TypedDict):
 
 
 async def select(context: ServiceContext, body: SelectBody, body_size: int = 0) -> Choices:
-    """Score every choice as the continuation of the prompt, or none.
+    """Score every choice as a continuation of the request's prompt.
 
-    Prompt and choice are tokenized together. A choice's tokens begin at the first position at which
-    any choice changes the prompt's own tokens. For example, a blank at the end of the prompt may
-    become part of a choice's first token; then it is scored for every choice. The common prefix is
-    computed once.
+    The prompt may be empty. Prompt and choice are tokenized together, so a choice may change the
+    prompt's last tokens: a blank at the end of the prompt may become part of a choice's first
+    token. Scoring starts, for every choice, at the first position that any choice changes. The
+    common prefix is computed once.
 
     Args:
         context: the server's context.
         body: the request.
-        body_size: size of the body, bytes; work that grows with it leaves the event loop.
+        body_size: size of the body, bytes; a large body is processed outside the event loop.
 
     Raises:
         InvalidRequest: a value in `body` is wrong, or the model does not generate tokens.
@@ -245,10 +252,10 @@ def _check(body: SelectBody, vocab_size: int) -> None:
 
 
 async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
-    """Encode the prompt and each text choice, with the prompt if the prompt is a text."""
+    """Encode the prompt, and each text choice; text choices include the prompt if it is a text."""
     texts = [each for each in body.choices if isinstance(each, str)]
-    # The size is checked before each choice gets the prompt: that could be a thousand times the
-    # body.
+    # The size is checked before the prompt is put in front of each choice, because the joined texts
+    # could be a thousand times as long as the body.
     check_num_chars(len(body.text or "") * (1 + len(texts)) + sum(map(len, texts)))
     if body.text is None:
         encoded = await encode_texts(context.tokenizer, texts, add_special_tokens=False)
@@ -261,7 +268,7 @@ async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int]
 def _sequences(
     body: SelectBody, prompt: list[int], encoded: list[list[int]]
 ) -> tuple[list[list[int]], int]:
-    """Return prompt plus choice for each choice, and the first position after the prompt."""
+    """Return prompt plus choice for each choice, and the first position to score."""
     of_texts = iter(encoded)
     sequences = []
     for each in body.choices:

@@ -1,4 +1,4 @@
-"""Classes of texts: turns a classifier's scores into probabilities."""
+"""Turns a classifier's scores into class probabilities."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.service.text_embeddings import Embedding
 
 @dataclass(frozen=True)
 class Classified:
-    """One text's class.
+    """The classification of one text.
 
     Attributes:
         label: name of the most probable class, from `config.json`.
-        probabilities: probability of each class, in order.
+        probabilities: probability of each class, in the order of the model's labels.
     """
 
     label: str
@@ -24,7 +24,11 @@ class Classified:
 
 
 def require_scores(model: ModelSpec, path: str) -> None:
-    """Refuse a request that only a model with classes can answer.
+    """Refuse a request that needs a classifier unless the model is one.
+
+    Args:
+        model: the loaded model.
+        path: the request's route, for the message.
 
     Raises:
         InvalidRequest: the model does not give scores.
@@ -37,10 +41,10 @@ def require_scores(model: ModelSpec, path: str) -> None:
 
 
 def classify(model: ModelSpec, found: Embedding) -> Classified:
-    """Turn scores into probabilities: by softmax if classes are exclusive, else by sigmoid.
+    """Turn a text's scores into probabilities: softmax if classes are exclusive, else sigmoid.
 
-    As in the text classification of `transformers`, a single class is independent of others, and so
-    are the classes of a model that was trained to give a text several classes at once.
+    As in the text classification pipeline of `transformers`, sigmoid is used for a model with one
+    class, and for one that was trained to give a text several classes at once.
     """
     numbers = found.numbers
     is_each = len(numbers) == 1 or model.raw.get("problem_type") == "multi_label_classification"

@@ -1,4 +1,4 @@
-"""The object that routes, the application and the offline engine share; built by `assemble`."""
+"""`ServiceContext`, the object that routes, application and offline engine share."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Lifecycle:
     Attributes:
         warmed_up: the server's warm-up has generated a token, or warm-up is off.
         draining: the server is shutting down; running requests may finish.
+        launched_at: `time.monotonic()` at launch, seconds.
     """
 
     warmed_up: bool = False
@@ -43,12 +44,13 @@ class ServiceContext:
 
     Attributes:
         config: resolved options, never written. For changed options see `changes`.
-        sampling_defaults: checked values of `--preferred-sampling-params`, by native names.
-        images: prepares the images of prompts.
-        status: status of the engine and of each replica; their owner keeps it current.
-        weights: executes weight updates and pauses.
+        client: sends requests to the workers and returns their streams.
+        status: status of the engine and of each replica, updated by the supervisor.
+        weights: executes weight updates, and pauses generation.
         adapters: loads and unloads adapters (LoRA), and finds them by name.
-        changes: changes of options since the start.
+        changes: values of options that changed since the start.
+        sampling_defaults: checked values of `--preferred-sampling-params`, by native names.
+        images: fetches, decodes and scales the images of prompts.
     """
 
     config: ServerConfig
@@ -84,12 +86,12 @@ class ServiceContext:
 
     @cached_property
     def token_pieces(self) -> TokenPieces:
-        """Text of single tokens, for log-probabilities."""
+        """The text of each token id, for log-probabilities."""
         return TokenPieces(self.tokenizer)
 
     @cached_property
     def sessions(self) -> Sessions:
-        """Sessions, whose contexts requests can continue."""
+        """The sessions of all clients: contexts that later requests may continue."""
         return Sessions(
             self.client.is_running,
             self.client.abort,
@@ -100,11 +102,11 @@ class ServiceContext:
     def generator(
         self, session: SessionParams | None, *, is_recorded: bool = True
     ) -> Callable[[GenerationInput], GenerationStream]:
-        """Return the function that admits a request.
+        """Return the function that admits a request and returns its stream.
 
         Args:
             session: the session that the request continues, if any.
-            is_recorded: whether metrics and the request log count it.
+            is_recorded: whether metrics and the request log count the request.
         """
         generate = self.client.generate
         if not is_recorded:
@@ -115,7 +117,7 @@ class ServiceContext:
 
     @cached_property
     def features(self) -> Features:
-        """The features that requests may use in this server."""
+        """The optional features of `/generate` that this server offers."""
         scheduling = self.config.scheduling
         offered = {
             "hidden_states": scheduling.enable_return_hidden_states,

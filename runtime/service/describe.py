@@ -1,4 +1,4 @@
-"""Describes the engine in the native API's format: model, arguments, state.
+"""Describes the engine in the native API's format: model, options, state.
 
 Secrets are never included.
 """
@@ -18,24 +18,24 @@ from runtime.processes.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password", "dist_key"})
-# Clients need the full paths of the model and the tokenizer, to find the vocabulary. Of all other
-# folders they see only the last part of the path.
+# Options whose values are shown without their folder. Only the paths of model and tokenizer are
+# shown whole, because clients need them to find the vocabulary.
 _PATHS = frozenset(
     {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template", "api_keys_file"}
     | {"torch_profiler_dir", "weights_root", "media_root"}
 )
-# Arguments of SGLang that routers read. They have fixed values here.
+# Arguments of SGLang that routers read, and that have one fixed value here.
 _FIXED_ARGS: dict[str, Any] = {
     "disaggregation_mode": "null",
     "speculative_algorithm": None,
 }
-# Tokens that admission keeps free beyond a prompt: one to generate.
+# Admission keeps one token free beyond the prompt, for the first generated token.
 _RESERVED_TOKENS = 1
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class ModelInfo(TypedDict):
-    """Description of the model. It has exactly these keys, because clients compare them."""
+    """The answer of `/get_model_info`. The keys are exactly these, because clients compare them."""
 
     model_path: str | None
     tokenizer_path: str | None
@@ -95,7 +95,7 @@ ServerInfo = _struct(
 
 
 def describe_model(context: ServiceContext) -> dict[str, Any]:
-    """Return the answer of `/get_model_info`, which has nine keys."""
+    """Return the answer of `/get_model_info`, see `ModelInfo`."""
     preferred = context.config.http.preferred_sampling_params
     return {
         "model_path": context.changes.model_path,
@@ -113,11 +113,11 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
 def describe_args(
     context: ServiceContext, settled: Mapping[str, object] = _NOTHING
 ) -> dict[str, Any]:
-    """Return every argument by its name, with its resolved value; secrets are `None`.
+    """Return every option by its name, with its resolved value; secrets are `None`.
 
     Args:
-        context: the server.
-        settled: values that were resolved outside the worker, by option names.
+        context: the server's context.
+        settled: values that were resolved outside the worker, by option name.
     """
     flat = dict(_FIXED_ARGS)
     for section in dataclasses.fields(context.config):
@@ -155,7 +155,7 @@ def _last_part(value: Any) -> Any:
 def describe_server(
     context: ServiceContext, settled: Mapping[str, object] = _NOTHING
 ) -> dict[str, Any]:
-    """Return `/server_info`: arguments (see `describe_args`), state of each replica, version."""
+    """Return the answer of `/server_info`: options (`describe_args`), replicas' state, version."""
     args = describe_args(context, settled)
     worker = context.status.worker
     capacity = 0 if worker is None else worker.max_total_num_tokens

@@ -1,6 +1,6 @@
-"""Maps exceptions to the errors that clients see, in one table.
+"""Maps each exception to the error that a client sees.
 
-Each wire converts them to its format.
+Each API (OpenAI, Anthropic, Ollama, native) then writes that error in its own format.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class ErrorInfo:
 
     Attributes:
         status: the HTTP status.
-        param: the request field at fault, as the client wrote it.
+        message: the text for the client.
+        param: the wrong field of the request, by the name that the client used.
         code: OpenAI's machine-readable error code, if there is one.
-        retry_after_s: seconds until a retry makes sense, on overload.
+        retry_after_s: seconds after which a retry may succeed, if the server is overloaded.
     """
 
     status: int
@@ -32,8 +33,8 @@ class ErrorInfo:
 def describe_error(error: Exception) -> ErrorInfo:
     """Turn an exception into the error that the client sees.
 
-    Errors raised on purpose carry their own text. Any other exception is a bug: it is logged under
-    an id, and the client gets only the id.
+    A `HeadraceError` is raised on purpose and has a text for the client. Any other exception is a
+    bug: it is logged under an id, and the client gets only the id.
     """
     if isinstance(error, HeadraceError):
         return ErrorInfo(

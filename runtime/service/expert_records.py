@@ -1,4 +1,4 @@
-"""Starts, stops and writes records of expert use."""
+"""Starts, stops and writes the record of which experts (MoE) the tokens were routed to."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from runtime.client.client import EngineClient
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import RecordExperts
 
-# A worker needs some time to write every token of many steps.
+# Seconds. Writing every token of many steps to a file takes a worker some time.
 _WRITE_TIMEOUT_S = 300.0
 
 
 async def record_experts(client: EngineClient, action: Literal["start", "stop", "dump"]) -> str:
-    """Send `action` to every rank; return the first rank's message.
+    """Send `action` to every rank of every worker; return the first rank's message.
 
     Raises:
         InvalidRequest: the server was started without recording, or the file cannot be written.

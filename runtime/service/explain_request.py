@@ -1,7 +1,7 @@
 """Explains where a request's time went, what it waited for, and where it left the prefix cache.
 
-Every number is measured, by the front (`RequestTrace`) or by the worker (`WorkerTimes`). A cause is
-named if it took at least a twentieth of the request's time.
+All times are measured: `RequestTrace` holds those of the front process, `WorkerTimes` those of the
+worker process.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ CauseName = Literal[
     "shared prefix",
     "state slots",
 ]
-# A cause is named if it took this share of the request's time, and at least this long.
+# A cause is listed if it took at least this share of the request's time, and at least `_LEAST_S`
+# seconds.
 _LEAST_SHARE = 0.05
 _LEAST_S = 0.001
 _TOLD_WITHIN_S = 1.0
 _POLL_S = 0.01
-# Tokens after the break that are looked for in the system message: enough to be no coincidence.
+# Number of tokens after the cache break that are searched in the system message; so many do not
+# match by chance.
 _FOLLOWING = 8
 
 _WAITS = {
@@ -71,7 +73,7 @@ _HOLDS: dict[Hold, str] = {
 
 
 class UnknownRequest(HeadraceError):
-    """No such request of the tenant runs or is kept."""
+    """No running or recent request of the tenant has the given name."""
 
     status_code = 404
 
@@ -79,8 +81,8 @@ class UnknownRequest(HeadraceError):
 class Stage(TypedDict):
     """A part of the request's time.
 
-    Stages follow one another without a gap; the sum of their times is the request's time. The times
-    in `parts` are measured separately, so their sum may differ from `ms`.
+    Stages follow one another without a gap, so their times add up to the request's time. The times
+    in `parts` are measured independently, so their sum may differ from `ms`.
     """
 
     name: str
@@ -89,7 +91,7 @@ class Stage(TypedDict):
 
 
 class Cause(TypedDict):
-    """A cause of delay, and how much time it took; causes may overlap."""
+    """A cause of delay, and how much time it took. Two causes may overlap in time."""
 
     name: CauseName
     ms: float
@@ -97,7 +99,11 @@ class Cause(TypedDict):
 
 
 class PromptChunk(TypedDict):
-    """A part of the prompt; `at_ms` is the time from the request's arrival to the step's plan."""
+    """A chunk of the prompt that one step computed.
+
+    `start` is its first token's position. `at_ms` is the time from the request's arrival to the
+    planning of the step.
+    """
 
     start: int
     tokens: int
@@ -107,9 +113,10 @@ class PromptChunk(TypedDict):
 class LeftCache(TypedDict):
     """The position where the prompt left the prefix cache.
 
-    `kind` is `differs` if cached prompts continue with another token at this position, and `new`
-    if cached prompts end here or were evicted from here on. `before` and `after` are the prompt's
-    own text on both sides of the position.
+    `kind` is `differs` if cached prompts continue with another token at this position. It is `new`
+    if cached prompts end here, or if their pages from here on were evicted. `before` and `after`
+    are the prompt's own text on either side of the position. `in_system` says whether the position
+    is inside the system message.
     """
 
     index: int
@@ -120,10 +127,10 @@ class LeftCache(TypedDict):
 
 
 class Explained(TypedDict):
-    """One request to the engine. `outcome` is empty while it runs.
+    """The explanation of one sample.
 
-    `is_complete` is false until the worker has reported its times, which it does when the request
-    ends.
+    `outcome` is empty while the sample runs. `is_complete` is false until the worker has reported
+    its times, which it does when the sample ends.
     """
 
     rid: str
@@ -148,14 +155,14 @@ class Explained(TypedDict):
 
 
 async def explain_request(context: ServiceContext, name: str) -> list[Explained]:
-    """Explain a request, or all samples of one; a tenant sees its own requests only.
+    """Explain every sample of a request; a tenant (owner of an API key) sees only its own.
 
     Args:
         context: the server's context.
         name: a `rid`, the `rid` of a batch, an answer's id, or the id of an HTTP request.
 
     Raises:
-        UnknownRequest: no request of that name runs or is kept.
+        UnknownRequest: no running or recent request of the tenant has that name.
     """
     tenant = TENANT.get() or None
     history = context.client.history
@@ -164,7 +171,7 @@ async def explain_request(context: ServiceContext, name: str) -> list[Explained]
         raise UnknownRequest(
             f"No request {name[:64]!r} runs or is among the last ones that are kept."
         )
-    # The worker's half may come a moment after the answer.
+    # The worker's times may arrive a moment after the answer.
     deadline = time.monotonic() + _TOLD_WITHIN_S
     while not all(map(_is_told, found)) and time.monotonic() < deadline:  # noqa: ASYNC110  # rare
         await asyncio.sleep(_POLL_S)
@@ -172,7 +179,7 @@ async def explain_request(context: ServiceContext, name: str) -> list[Explained]
 
 
 def _is_told(trace: RequestTrace) -> bool:
-    """Whether a request runs, never reached a scheduler, or its worker has told its times."""
+    """Whether the worker's times have come, or are not due: the request runs or was never sent."""
     return not trace.outcome or not trace.sent_at or trace.worker is not None
 
 
@@ -181,8 +188,9 @@ class _Left:
     """Where a prompt left the cache.
 
     Attributes:
+        told: the position, as the client sees it.
         is_cold: no cached prompt begins like this one.
-        is_late: computation began before that place, at a snapshot of recurrent states.
+        is_late: computation began before that position, at a snapshot of recurrent states.
     """
 
     told: LeftCache
@@ -191,7 +199,7 @@ class _Left:
 
 
 class _Reading:
-    """One trace, read."""
+    """Turns the trace of one sample into its explanation."""
 
     def __init__(
         self,
@@ -204,7 +212,7 @@ class _Reading:
         self._history = history
         self._trace = trace
         self._tenant = tenant
-        # A running request has no worker's half yet.
+        # The worker reports its times only when the request ends.
         self._worker = trace.worker or WorkerTimes(trace.request_id)
         arrival = trace.arrival
         self._spent: dict[FrontWork, float] = arrival.spent_s if arrival is not None else {}
@@ -461,7 +469,7 @@ class _Reading:
         return "new prompt text", f"The cached prompts go up to token {told['index']}: {count}."
 
     def _beside_prompts_s(self) -> float:
-        """Return the seconds that other prompts cost: longer steps, and steps waited for."""
+        """Return the seconds lost to prompts of other requests in the same or an earlier step."""
         worker, trace = self._worker, self._trace
         usual_s = worker.usual_step_s
         if worker.plain_steps:

@@ -1,4 +1,4 @@
-"""The answer of `/generate`, as the API's description shows it."""
+"""Types of the answer of `/generate`, from which the API's description is generated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from runtime.ipc.messages import FinishReason
 class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
     """Information about a sample besides its tokens.
 
-    Times are set at the sample's end: `e2e_latency` in seconds, `response_sent_to_client_ts` in
-    seconds since 1970. `dp_rank` is set if there are several replicas. `image_tokens` is the number
-    of the prompt's tokens that stand for images, if it has images.
+    The two times are set when the sample ends: `e2e_latency` in seconds, and
+    `response_sent_to_client_ts` in seconds since 1970. `dp_rank` is set if the server has several
+    replicas. `image_tokens` is set if the prompt has images: the number of its tokens that stand
+    for images.
     """
 
     id: str
@@ -34,7 +35,10 @@ class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
 
 
 class GenerateAnswer(TypedDict):
-    """One sample; `text` needs a tokenizer, `index` is set in streams with several samples."""
+    """One sample of an answer.
+
+    `text` is absent if the server has no tokenizer. `index` is set in streams with several samples.
+    """
 
     text: NotRequired[str]
     output_ids: list[int]

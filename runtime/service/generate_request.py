@@ -1,4 +1,4 @@
-"""The body of `/generate`: its fields, its rules of shape, and the samples requested."""
+"""The body of `/generate`: its fields, its checks, and the list of samples that it requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _IMAGES = "image_data"
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    """`/generate` as it arrives; keys that are not listed here are ignored."""
+    """The body of `/generate`; unknown keys are ignored."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -74,7 +74,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     image_data: ImageData | None = None
     lora_path: Label | list[Label | None] | None = None
-    # Any other value requests a feature that this server does not have: neutral values pass.
+    # Fields of features that this server lacks: a neutral value passes, any other is refused.
     video_data: object | None = None
     audio_data: object | None = None
     return_bytes: object | None = None
@@ -93,11 +93,11 @@ Prompts = list[str] | list[list[int]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One requested output.
+    """One output that a request asks for.
 
     Attributes:
-        prompt_index: index of the prompt that it continues.
-        spec: all other data of the sample.
+        prompt_index: index of the prompt that the output continues.
+        spec: what the engine needs to know of the sample, without the prompt.
     """
 
     prompt_index: int
@@ -106,14 +106,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class GeneratePlan:
-    """An unrolled request: prompts, and the samples of each in prompt-major order.
+    """The samples of a request, and the prompts that they continue.
 
     Attributes:
-        prompts: texts, or lists of token ids, which have no meaning with embeddings.
+        prompts: texts, or lists of token ids. With `input_embeds` the ids only have the right
+            length; their values have no meaning.
+        samples: the samples of the first prompt, then those of the second, and so on.
         is_single: whether the answer is one object instead of a list.
-        is_recorded: whether metrics and the request log count it.
-        session: session that the prompts continue.
-        images: images of each prompt, in the order of their positions; empty if no prompt has one.
+        stream: whether the answer is streamed.
+        return_prompt_token_ids: whether the answer repeats the prompt's token ids.
+        is_recorded: whether metrics and the request log count the request.
+        session: the session that the prompts continue, if any.
+        images: the images of each prompt, in the order of their positions; empty if no prompt has
+            one.
         adapters: the name of each prompt's adapter (LoRA), if it has one.
     """
 
@@ -135,14 +140,15 @@ def plan_generate(
     max_batch: int | None = MAX_BATCH,
     features: Features = Features(),
 ) -> GeneratePlan:
-    """Apply the rules of shape and check every value that can be checked without a tokenizer.
+    """Check a body as far as possible without a tokenizer, and list its samples.
 
     Args:
         body: the decoded body.
         preferred: sampling values for keys that the request omits.
-        vocab_size: the logits' width.
-        max_batch: most outputs of one request; `None` if the memory is the caller's own.
-        features: the features that this server offers.
+        vocab_size: number of logits of a token, the bound of token ids.
+        max_batch: the most samples of one request; `None` for the offline engine, whose caller may
+            use all its memory.
+        features: the optional features that this server offers.
 
     Raises:
         InvalidRequest: the first error, with the name of its field.
@@ -278,7 +284,7 @@ def _check_images(body: GenerateBody, num_images: int, features: Features) -> No
 
 
 def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:
-    """Return the extras that each prompt's samples request."""
+    """Return, for each prompt, the extra outputs (log-probabilities, ...) of its samples."""
     found: list[list[ExtraSpec]] = [[] for _ in range(asked.num_prompts)]
     for extra in front_extras():
         for mine, spec in zip(found, extra.plan(body, asked) or (), strict=False):
@@ -306,7 +312,10 @@ def _refuse_unsupported(body: GenerateBody) -> None:
 
 
 def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[bytes] | None, bool]:
-    """Return texts, token ids, or embeddings with meaningless ids; and whether it is one prompt."""
+    """Return the prompts, their embeddings if given, and whether there is just one prompt.
+
+    With embeddings, the prompts are token ids without a meaning.
+    """
     if None not in (body.text, body.input_ids, body.input_embeds):
         raise InvalidRequest(
             "text, input_ids and input_embeds cannot all be given.", param="input_embeds"
@@ -336,7 +345,7 @@ def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[i
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
     kinds = set(map(type, ids[:_LOOKED_AT]))
     for begin in range(_LOOKED_AT, len(ids), _LOOKED_AT):
-        # Ids are checked in parts: checking all at once would hold the GIL for the whole time.
+        # The ids are checked in parts, because one check of all would hold the GIL until its end.
         kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):
         return [cast("list[int]", ids)], True
@@ -403,7 +412,7 @@ def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
                 f"{name} may have at most {MAX_LABEL_CHARS} characters.", param=name
             )
         columns.append([value or "" for value in values])
-    # The leading length makes ("ab", "c") and ("a", "bc") differ.
+    # The length in front keeps key "ab" with salt "c" apart from key "a" with salt "bc".
     return [
         f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
     ]
@@ -416,13 +425,21 @@ async def plan_body(
     vocab_size: int,
     features: Features,
 ) -> GeneratePlan:
-    """Return the plan for a body of `body_size` bytes; see `plan_generate`."""
+    """Run `plan_generate`, outside the event loop if the body is large.
+
+    Args:
+        body: the decoded body.
+        body_size: its size, bytes.
+        preferred: see `plan_generate`.
+        vocab_size: see `plan_generate`.
+        features: see `plan_generate`.
+    """
     num_prompts = 1
     for each in (body.text, body.input_ids, body.sampling_params):
         if isinstance(each, list) and each and not isinstance(each[0], int):
             num_prompts = max(num_prompts, len(each))
     return await work_out(
-        # Checking a prompt's parameters takes as long as a kilobyte of the body.
+        # Checking a prompt's parameters takes as long as checking a kilobyte of the body.
         max(body_size, num_prompts * 1024),
         plan_generate,
         body,

@@ -1,7 +1,7 @@
-"""The path of a request through the engine, the same for every wire.
+"""Runs a request through the engine, in the same way for every HTTP API.
 
-`generate` admits the samples that a wire has made from its request and yields their chunks.
-`generate_native` takes a decoded body of the native API and answers in its format.
+`generate` admits the samples that an API has made from its request, and yields their chunks.
+`generate_native` takes a decoded body of the native API, and answers in its format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-# Bytes, or, if encoding takes long, an iterator that encodes while the chunk is sent.
+# Part of an answer's body: bytes, or an iterator that encodes while sending, if that takes long.
 Chunk = bytes | Iterator[bytes]
 
 
@@ -45,15 +45,15 @@ class Opened(Protocol):
     """An admitted sample."""
 
     def take_back(self) -> None:
-        """Undo the admission, before any output was read."""
+        """Undo the admission; allowed only before any output was read."""
 
 
 Sample = TypeVar("Sample", bound=Opened)
 
 Indexed = tuple[int, GenerationChunk]
 
-# Admitting a sample takes as long as this many tokens of its prompt, at about forty nanoseconds
-# each.
+# Admitting a sample costs as much time as handling this many tokens of its prompt, which take about
+# forty nanoseconds each.
 _SAMPLE_COST = 1000
 _INLINE_COST = 50_000
 
@@ -69,20 +69,20 @@ def sample_rids(rid: str, num_samples: int) -> list[str]:
 
 
 class Generation:
-    """Samples of one request, admitted together and read as one.
+    """The samples of one request, admitted together and read as one stream.
 
     Attributes:
         streams: streams of the samples, in order.
     """
 
     def __init__(self, streams: list[GenerationStream]) -> None:
-        """Only `generate` makes this."""
+        """Hold the streams; only `generate` calls this."""
         self.streams = streams
 
     def chunks(self) -> AsyncGenerator[Indexed, None]:
-        """Chunks of all samples as they come, each with its sample's index.
+        """Return the chunks of all samples in order of arrival, each with its sample's index.
 
-        Leaving early, or the failure of one sample, ends them all.
+        All samples are aborted if the caller closes the iterator early, or if one sample fails.
         """
         return _merge(self.streams)
 
@@ -106,7 +106,7 @@ async def generate(
     *,
     session: SessionParams | None = None,
 ) -> Generation:
-    """Admit every sample of a request, or none: if one is refused, the others are taken back.
+    """Admit every sample of a request, or none: if one is refused, the others are undone.
 
     Args:
         context: the server's context.
@@ -161,7 +161,7 @@ async def admit_plan(
         context: the server's context.
         plan: the request.
         prompt_ids: token ids of each of the plan's prompts.
-        as_json: whether answers will be JSON; if so, the size of all of them is checked, too.
+        as_json: whether the answers will be encoded as JSON; their total size is then bounded.
     """
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
@@ -174,7 +174,7 @@ class NativeGeneration(Generation):
     """A request whose chunks are answers in the native API's format."""
 
     def __init__(self, outputs: list[Output], *, is_single: bool) -> None:
-        """Only `generate_native` makes this. The answer to a single prompt is not a list."""
+        """Hold the outputs; with `is_single`, one sample's answer is an object, not a list."""
         super().__init__([output.stream for output in outputs])
         self._outputs = outputs
         self._is_single = is_single
@@ -192,7 +192,7 @@ class NativeGeneration(Generation):
         return answer if self._is_single else {**answer, "index": index}
 
     async def whole(self) -> list[dict[str, Any]]:
-        """Return the last answer of each sample, once all have ended."""
+        """Wait until all samples have ended; return the complete answer of each."""
         answers: list[dict[str, Any]] = [{}] * len(self._outputs)
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
@@ -200,7 +200,7 @@ class NativeGeneration(Generation):
         return answers
 
     async def whole_json(self) -> dict[str, Any] | JsonItems:
-        """Return the last answers for JSON: an object for one prompt, else a list."""
+        """Return `whole()` ready for JSON: an object for one sample of one prompt, else a list."""
         answers = await self.whole()
         return answers[0] if self._is_single else as_pieces(answers)
 
@@ -209,7 +209,7 @@ class NativeGeneration(Generation):
         return await _first_then_rest(self._events(incremental))
 
     async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:
-        # Not from `answers`: a generator more would cost each token its step.
+        # This repeats `answers`, because one generator more would slow down every token.
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for index, chunk in chunks:
                 yield event(self._answer(index, chunk, incremental=incremental))
@@ -218,7 +218,7 @@ class NativeGeneration(Generation):
 async def _open_each(
     inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
 ) -> list[Sample]:
-    """Call `open_one` for each input, or undo all calls if one fails; long work is sliced."""
+    """Call `open_one` for each input; if one call fails, undo the others. Long work is sliced."""
     if len(inputs) == 1:
         return [open_one(inputs[0])]
     opened: list[Sample] = []
@@ -241,10 +241,7 @@ def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
 
 
 async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    """Chunks of all samples as they come, each with its sample's index.
-
-    Leaving early, or the failure of one sample, ends them all.
-    """
+    """Yield what `Generation.chunks` describes."""
     try:
         if len(streams) == 1:
             async for chunk in streams[0]:
@@ -259,7 +256,7 @@ async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed,
 
 
 async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    # Chunks are not queued: while a stream waits to be read, its deltas are joined.
+    # Chunks are not queued here: a stream that waits to be read joins its new tokens to one chunk.
     ready: deque[int] = deque()
     is_waiting = [False] * len(streams)
     has_ready = asyncio.Event()
@@ -280,7 +277,7 @@ async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Ind
             await has_ready.wait()
             since = time.monotonic()
         elif time.monotonic() - since > SLICE_S:
-            # All of a large batch may be ready at once.
+            # All streams of a large batch may be ready at once, so other tasks get a turn here.
             await asyncio.sleep(0)
             since = time.monotonic()
         index = ready.popleft()
@@ -308,7 +305,7 @@ async def _first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, 
 
 
 class Output:
-    """One sample's answer so far, in the format of the native API."""
+    """The answer of one sample so far, in the format of the native API."""
 
     def __init__(
         self,
@@ -321,16 +318,16 @@ class Output:
         tells_rank: bool = False,
         has_text: bool = True,
     ) -> None:
-        """Start empty.
+        """Start with an empty answer.
 
         Args:
             stream: the stream of the sample's chunks.
             rid: the request's name.
-            prompt_token_ids: ids to echo, if given.
-            extras: answers of the requested extras.
-            num_image_tokens: tokens of the prompt that stand for images.
-            tells_rank: whether the answer names the replica.
-            has_text: whether the server has a tokenizer.
+            prompt_token_ids: the prompt's ids, if the answer is to repeat them.
+            extras: collect the requested extra outputs, such as log-probabilities.
+            num_image_tokens: number of the prompt's tokens that stand for images.
+            tells_rank: whether the answer gives the replica's number, as `dp_rank`.
+            has_text: whether the server has a tokenizer, and thus the answer a text.
         """
         self._has_text = has_text
         self._num_image_tokens = num_image_tokens
@@ -365,7 +362,7 @@ class Output:
         return answer
 
     def take_back(self) -> None:
-        """Undo the admission, before any output was read."""
+        """Undo the admission; allowed only before any output was read."""
         self.stream.take_back()
 
     def _meta_info(self, chunk: GenerationChunk) -> dict[str, Any]:
@@ -377,7 +374,7 @@ class Output:
             "cached_tokens": chunk.cached_tokens,
             "reasoning_tokens": 0,
             "weight_version": chunk.weight_version,
-            # The engine counts retractions for the server as a whole, not for each request.
+            # Retractions are counted for the whole server, not for each request.
             "total_retractions": chunk.num_retractions,
         }
         if self._num_image_tokens:
@@ -395,7 +392,7 @@ class Output:
 
 
 def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
-    """The wire's `finish_reason`: `null` while the request runs."""
+    """Return the `finish_reason` of the native API: `null` while the request runs."""
     if reason is None:
         return None
     described: dict[str, Any] = msgspec.to_builtins(reason)
@@ -421,16 +418,16 @@ def open_output(
         context: the server's context.
         plan: the request.
         item: the sample.
-        as_json: whether the answers will be encoded; else they have Python lists.
+        as_json: whether the answers will be encoded as JSON; else they hold Python lists.
 
     Raises:
-        InvalidRequest: the sample can never fit, or its `rid` is in flight.
+        InvalidRequest: the sample can never fit, or a running request has its `rid`.
         EngineNotReady, Overloaded: the request cannot be accepted now.
     """
     if context.tokenizer.is_missing:
         _refuse_text_rules(item.spec.sampling)
     stream = context.generator(plan.session, is_recorded=plan.is_recorded)(item)
-    # The context that the session adds is part of the prompt.
+    # A session puts its context in front of the request's prompt.
     input_ids = item.input_ids if stream.turn is None else stream.turn.prompt().tolist()
     extras: list[ExtraAnswer] = []
     if item.spec.extras:
@@ -454,20 +451,20 @@ def open_output(
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
-    """Return a list of whole answers that is encoded one answer at a time."""
+    """Return the complete answers as a JSON list that is encoded one answer at a time."""
     cost = 0
     for answer in answers:
         cost += 1 + len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
         numbers = answer["meta_info"].values()
         cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
-        # The list is large already, and looking at thousands of further answers would take long.
+        # The list already counts as large; adding up thousands of further answers would take long.
         if cost > INLINE_COST:
             break
     return JsonItems(answers, cost)
 
 
 def event(content: Mapping[str, object]) -> Chunk:
-    """Return an event with a JSON payload, in which lists may be `Pieces`."""
+    """Return a server-sent event with `content` as JSON, in which lists may be `Pieces`."""
     data = encode(content)
     if isinstance(data, bytes):
         return b"data: " + data + b"\n\n"
@@ -475,14 +472,14 @@ def event(content: Mapping[str, object]) -> Chunk:
 
 
 def named_event(name: str, content: Mapping[str, object]) -> Chunk:
-    """`event` with a separate line for its name."""
+    """Return a server-sent event as `event` does, with a line for the event's name."""
     head = b"event: " + name.encode() + b"\n"
     payload = event(content)
     return head + payload if isinstance(payload, bytes) else itertools.chain((head,), payload)
 
 
 def joined(chunks: Sequence[Chunk]) -> Iterable[Chunk]:
-    """Return the same chunks, with consecutive chunks that are ready joined."""
+    """Return the same chunks, with neighbors that are already bytes joined to one."""
     return chunks if len(chunks) == 1 else _joined(chunks)
 
 

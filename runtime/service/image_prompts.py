@@ -28,7 +28,8 @@ async def encode_with_images(
     Args:
         context: the server's context.
         plan: a request with images.
-        encode: encodes prompts that have one placeholder per image.
+        encode: turns prompts into token ids. Its prompts have one placeholder for each image; the
+            placeholder is expanded afterwards to the image's number of tokens.
 
     Raises:
         InvalidRequest: `encode` refuses a prompt; an image cannot be loaded; a prompt's
@@ -42,7 +43,7 @@ async def encode_with_images(
         write_expansions(prompt, vision, len(items), _PARAM) if isinstance(prompt, str) else prompt
         for prompt, items in zip(plan.prompts, plan.images, strict=True)
     ]
-    # Texts come first: finding an error in them is cheaper than decoding images.
+    # Texts are encoded first, because an error in them is found sooner than one in an image.
     encoded = await encode(cast("Prompts", written))
     loaded = iter(await context.images.load([each for items in plan.images for each in items]))
     prompt_ids: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Reads `/generate`'s embeddings, which may replace a prompt's tokens."""
+"""Reads `input_embeds` of `/generate`: embeddings that may replace a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Row = list[float | list[float]]
 
 @dataclass(frozen=True)
 class Features:
-    """Features that requests may use, depending on how the server was started.
+    """Optional features of `/generate`, which depend on the model and on the server's options.
 
     Attributes:
         hidden_size: length of a token's embedding.
-        offered: extras that a server option has enabled, among those that need an option.
+        offered: names of the extra outputs that a server option has enabled. Extra outputs that
+            need no option are not listed.
         input_embeds: whether prompts may be embeddings.
         sees: whether the model accepts images.
     """
@@ -30,6 +31,10 @@ class Features:
 
 def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool]:
     """Return the prompts of `input_embeds` as float32 bytes, and whether it is one prompt.
+
+    Args:
+        given: one prompt, `[num_tokens][hidden_size]`, or a list of such prompts.
+        features: what the server accepts.
 
     Raises:
         InvalidRequest: the server does not accept embeddings, the shape is wrong, or a number is
@@ -63,7 +68,8 @@ def _prompt_bytes(rows: object, hidden_size: int) -> bytes:
                 f"Each row of input_embeds must have {hidden_size} numbers, got {len(values)}.",
                 param="input_embeds",
             )
-        # A 64-bit sum of finite 32-bit numbers is finite, so one sum finds every other value.
+        # A sum of finite 32-bit numbers is finite in 64 bits. So the sum is not finite only if the
+        # row has an infinity or NaN.
         if not math.isfinite(sum(values)):
             raise InvalidRequest("input_embeds must be finite in 32 bits.", param="input_embeds")
         data += values.tobytes()

@@ -1,16 +1,16 @@
-"""Options that may change while the server runs."""
+"""Changes options of the scheduler while the server runs."""
 
 from __future__ import annotations
 
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 
-# Options that the scheduler can change between two steps, and their bounds.
+# Options that the scheduler can change between two steps: the least and the greatest value.
 BOUNDS: dict[str, tuple[int, int]] = {
     "max_queued_requests": (0, 2**31),
     "decode_log_interval": (1, 2**31),
 }
-# Options of SGLang for features that this server does not have: they are ignored.
+# Options that SGLang can change, for features that this server does not have; they are ignored.
 _OF_NO_USE = frozenset(
     {
         "pp_max_micro_batch_size",
@@ -24,14 +24,14 @@ async def change_options(context: ServiceContext, values: dict[str, float]) -> b
     """Change options of the scheduler, and the values that the server reports.
 
     Args:
-        context: the server.
+        context: the server's context.
         values: new values by the command-line names of the options, with underscores.
 
     Returns:
-        Whether all of the options were changed; otherwise none was.
+        Whether the options were changed. If false, none was.
 
     Raises:
-        InvalidRequest: an option that cannot change, or a value out of bounds.
+        InvalidRequest: an option cannot change, or a value is out of bounds.
     """
     for name in values:
         if name not in BOUNDS and name not in _OF_NO_USE:

@@ -1,4 +1,4 @@
-"""The inputs and answers that a route declares at registration, for `server.openapi`."""
+"""What a route declares of its inputs and answers, from which `server.openapi` describes it."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 import msgspec
 
 OPERATION_KEY = "x-operation"
-# Where the OpenAPI document has its schemas.
+# Path of a schema in the OpenAPI document.
 REFERENCE = "#/components/schemas/{name}"
 
-# For each media type, the types that may be sent in it. Without a media type the body is empty.
+# Maps each media type to the types of its bodies. An empty mapping means an empty body.
 Content = Mapping[str, tuple[Any, ...]]
 EMPTY: Content = {}
 JSON, FORM = "application/json", "multipart/form-data"
 
 
 def json_of(*kinds: Any) -> Content:
-    """JSON of one of `kinds`."""
+    """Describe a body that is JSON of one of the types `kinds`."""
     return {JSON: kinds}
 
 
 def text() -> Content:
-    """Plain text."""
+    """Describe a body of plain text."""
     return {"text/plain": (str,)}
 
 
 def events_of(*kinds: Any) -> Content:
-    """Describe server-sent events, whose data is JSON of one of `kinds`.
+    """Describe server-sent events, whose data is JSON of one of the types `kinds`.
 
-    If the events have no names, a last event has the data `[DONE]`.
+    If the events have no names, the stream ends with an event whose data is `[DONE]`.
     """
     return {"text/event-stream": kinds}
 
 
 def lines_of(*kinds: Any) -> Content:
-    """Describe lines, each of which is JSON of one of `kinds`."""
+    """Describe lines, each of which is JSON of one of the types `kinds`."""
     return {"application/x-ndjson": kinds}
 
 
 def described_as(*kinds: type[msgspec.Struct]) -> msgspec.Meta:
-    """Describe a field that is decoded as an object, and is checked later as one of `kinds`.
+    """Describe a field that is decoded as a plain object and checked later as one of `kinds`.
 
-    The operation lists them in `mentions`.
+    The route's `operation` must list the same types in `mentions`.
     """
     references = [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in kinds]
     one = references[0] if len(references) == 1 else {"anyOf": references}
@@ -56,7 +56,10 @@ class Query:
     """A parameter in the query string.
 
     Attributes:
-        kind: the parameter's type, which may have bounds.
+        name: the parameter's name.
+        kind: its type, which may have bounds.
+        description: one sentence for the API's documentation.
+        required: whether a request must have it.
     """
 
     name: str
@@ -67,7 +70,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Operation:
-    """One route; see `operation`."""
+    """The declared inputs and answers of one route; the fields are the arguments of `operation`."""
 
     body: type[msgspec.Struct] | None
     media: str
@@ -89,18 +92,18 @@ def operation(
     mentions: Sequence[type] = (),
     body_may_be_absent: bool = False,
 ) -> dict[str, Any]:
-    """Return a route's `openapi_extra`.
+    """Return the `openapi_extra` of a route, which declares its inputs and answers.
 
     Args:
         body: the struct that decodes the request's JSON, or that describes its form.
         media: the body's media type.
-        ok: the content with status 200; None if the route never answers 200.
-        others: the content with other statuses, besides the usual error body.
-        refuses: statuses of errors, except those implied by the access level, a body or an
-            internal error.
+        ok: the content of an answer with status 200; None if the route never answers 200.
+        others: the content of answers with other statuses, besides the usual error body.
+        refuses: statuses of errors that this route adds. Those that follow from the route's access
+            level, from having a body, or from an internal error are always described.
         query: parameters in the query string.
         mentions: types that describe parts of the body; see `described_as`.
-        body_may_be_absent: whether a missing body means `{}`.
+        body_may_be_absent: whether an absent body means `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
     return {

@@ -1,4 +1,4 @@
-"""Computes several prompts at once without generating a token."""
+"""Computes the log-probabilities of several prompts without generating a token."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.generation import generate, sample_rids
 
-# Most tokens that are computed for one request; a GPU takes ten seconds for them.
+# The most tokens that are computed for one request; a GPU takes about ten seconds for them.
 MAX_TOKENS_TOGETHER = 2**20
-# The log-probabilities of the next token are reported although no token is generated.
+# Sampling parameters of a request that only computes its prompt. The log-probabilities of the next
+# token are reported although no token is generated.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
@@ -39,9 +40,10 @@ class Prefill:
     """Log-probabilities of one prompt.
 
     Attributes:
-        inputs: one entry for each of the prompt's tokens after the first reported one.
-        following: one entry, for the next token.
-        cached_tokens: tokens of the prompt found in the prefix cache.
+        inputs: log-probabilities of the prompt's own tokens. Entry 0 belongs to the token after the
+            first reported position.
+        following: one entry: log-probabilities of the token after the prompt.
+        cached_tokens: number of the prompt's tokens that were in the prefix cache.
         weight_version: label of the weights that computed the prompt.
     """
 
@@ -59,17 +61,18 @@ async def prefill(
     param: str,
     most_tokens: int = MAX_TOKENS_TOGETHER,
 ) -> list[Prefill]:
-    """Compute every prompt, or none.
+    """Compute every prompt, or none if one is refused.
 
-    If all prompts share a prefix, the first one runs alone, so that the others find the prefix in
-    the cache.
+    If all prompts share a prefix of at least a page, the first one runs alone, so that the others
+    find the prefix in the cache.
 
     Args:
         context: the server's context.
-        rid: the caller's name for all prompts; aborting it aborts each.
+        rid: the caller's name for all prompts; aborting it aborts every prompt.
         prompts: token ids and requested log-probabilities of each prompt.
-        param: the request field that has the prompts.
-        most_tokens: most tokens that may be computed; the context length is always allowed.
+        param: the request field that has the prompts, for error messages.
+        most_tokens: the most tokens that may be computed for all prompts together. A greater
+            context length takes its place.
 
     Raises:
         InvalidRequest: a prompt is invalid, or the prompts are too long together.
@@ -94,10 +97,16 @@ async def prefill(
 def check_tokens_together(
     context: ServiceContext, num_tokens: int, most_tokens: int, param: str
 ) -> None:
-    """Refuse a request that has too many tokens to compute; see `docs/limits.md`.
+    """Refuse a request that needs too many tokens computed; see `docs/limits.md`.
+
+    Args:
+        context: the server's context.
+        num_tokens: number of tokens that the request needs computed.
+        most_tokens: the bound. A greater context length takes its place.
+        param: the request field that has the prompts, for the message.
 
     Raises:
-        InvalidRequest: there are more than `most_tokens` tokens, and more than the context length.
+        InvalidRequest: `num_tokens` is above the bound.
     """
     most = max(most_tokens, context.client.limits.context_len)
     if num_tokens > most:
@@ -112,7 +121,7 @@ def _num_computed(prompts: Sequence[list[int]], *, shares: bool) -> int:
     """Return the number of tokens to compute; with `shares`, a common prefix counts once."""
     num_tokens = sum(map(len, prompts))
     if shares:
-        # The first and the last prompt in sorted order have the same common prefix as all prompts.
+        # In sorted order, all prompts share exactly what the first and the last one share.
         pairs = zip(min(prompts), max(prompts), strict=False)
         shortest = min(map(len, prompts))
         common = next((at for at, (a, b) in enumerate(pairs) if a != b), shortest)
@@ -129,8 +138,8 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
     async with contextlib.aclosing(generation.chunks()) as chunks:
         async for index, chunk in chunks:
             blocks[index] += chunk.blocks(NAME, is_input=True)
-            # A result is read when its last chunk arrives: reading all results at once would block
-            # the loop.
+            # Each result is read when its last chunk arrives: reading all results at the end would
+            # block the event loop.
             if chunk.finish_reason is not None:
                 found[index] = _read(blocks[index], chunk)
     return [found[index] for index in range(len(inputs))]

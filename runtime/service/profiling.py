@@ -1,4 +1,4 @@
-"""Checks requests for profiles of the worker's steps, whose files are for Perfetto."""
+"""Starts and stops profiles of the worker's steps, as traces that Perfetto can show."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from runtime.service.context import ServiceContext
 
 
 def make_folder(root: str | None, wanted: str | None) -> str:
-    """Return the folder for a profile; make it if it does not exist.
+    """Return the folder for a profile; create it if it does not exist.
 
     Args:
-        root: folder that must contain the result; if absent, a folder of this user for temporary
-            files.
+        root: folder that must contain the result. Without it, the root is a folder of the server's
+            user in the folder for temporary files.
         wanted: the folder, absolute or relative to `root`; if absent, the root itself.
 
     Raises:
-        InvalidRequest: the folder is outside `root`, cannot be made or written to, or is reached by
-            a link.
+        InvalidRequest: the folder is outside `root`, cannot be created or written to, or its path
+            leads through a link.
     """
     shared = root is None
     base = Path(root or Path(tempfile.gettempdir()) / f"headrace-profiles-{os.getuid()}").absolute()
@@ -39,8 +39,8 @@ def make_folder(root: str | None, wanted: str | None) -> str:
     path = base
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The operator's own root may be a link. A folder that all users share must not contain
-        # links on the way.
+        # A root that the operator chose may be a link. The default root lies in a folder that all
+        # users may write to, so links in its path are refused.
         opened = os.open(base, os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if shared else 0))
         try:
             if shared:
@@ -60,7 +60,7 @@ def make_folder(root: str | None, wanted: str | None) -> str:
 
 def _parts(base: Path, wanted: str) -> tuple[str, ...]:
     if not wanted.isprintable():
-        # The log shows the path.
+        # The path is written to the log.
         raise _refused("has characters that cannot be printed")
     inside = Path(wanted)
     if inside.is_absolute():
@@ -73,7 +73,10 @@ def _parts(base: Path, wanted: str) -> tuple[str, ...]:
 
 
 def _enter(parent: int, name: str) -> int:
-    """Open the folder `name` in `parent`, and make it if it does not exist; close `parent`."""
+    """Create the folder `name` in `parent` if needed, open it without following a link.
+
+    Closes the descriptor `parent` and returns that of the folder.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode=0o700, dir_fd=parent)
     found = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -93,15 +96,15 @@ def _refused(why: str) -> InvalidRequest:
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
-# Viewers cannot open a longer trace, and recording takes memory of the worker.
+# The most steps of a profile: viewers cannot open longer traces, and recording takes memory.
 MAX_STEPS = 2000
-# The worker needs some time to write the trace of many steps.
+# Seconds. Writing the trace of many steps takes the worker some time.
 WRITE_TIMEOUT_S = 300.0
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class ProfileBody(msgspec.Struct, kw_only=True):
-    """`/start_profile` as it arrives; every key is optional."""
+    """The body of `/start_profile`; every key is optional."""
 
     output_dir: str | None = None
     start_step: Annotated[int, within(0, INT64_MAX)] | None = None
@@ -119,12 +122,12 @@ class ProfileBody(msgspec.Struct, kw_only=True):
 async def start_profile(
     context: ServiceContext, body: ProfileBody, *, anywhere: bool = False
 ) -> str:
-    """Start a profile on every rank; return where its files will be.
+    """Start a profile on every rank; return a message with the folder of its files.
 
     Args:
         context: the engine's context.
         body: the request.
-        anywhere: whether `output_dir` may be any folder, as for calls from this process.
+        anywhere: whether `output_dir` may be any folder. Only calls from this process may say so.
 
     Raises:
         InvalidRequest: a value is wrong, or a profile is running already.

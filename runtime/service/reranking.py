@@ -1,4 +1,8 @@
-"""Ranks documents for a query, with a model that scores pairs or a model that answers yes or no."""
+"""Ranks documents for a query.
+
+The model either scores pairs of texts (a cross-encoder), or generates text and is asked whether the
+document answers the query, yes or no.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,14 @@ from runtime.service.text_embeddings import (
 )
 from runtime.text.encoding import check_num_chars
 
-# Writes the prompt that asks whether a document answers a query: instruction, query, document.
+# Writes the prompt that asks whether a document answers a query. The arguments are instruction,
+# query and document.
 AskPrompt = Callable[[str, str, str], Awaitable[str]]
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
-    """`/v1/rerank` as it arrives; keys that are not listed here are ignored."""
+    """The body of `/v1/rerank`; unknown keys are ignored."""
 
     query: str | list[dict[str, Any]]
     documents: list[str | list[dict[str, Any]]]
@@ -42,7 +47,7 @@ class RerankBody(msgspec.Struct, kw_only=True):
 
 
 class RelevanceBody(msgspec.Struct, kw_only=True):
-    """`/rerank` and `/v2/rerank` as they arrive, in Jina's and Cohere's form.
+    """The body of `/rerank` and `/v2/rerank`, in the format of Jina and Cohere.
 
     Attributes:
         documents: texts, or objects with a `text`; objects are returned as they were sent.
@@ -58,7 +63,7 @@ class RelevanceBody(msgspec.Struct, kw_only=True):
 
 
 class Ranked(TypedDict):
-    """A document with its score; `meta_info` is set by a model that scores pairs."""
+    """A document with its score; `meta_info` is absent if the model was asked for yes or no."""
 
     score: float
     index: int
@@ -75,20 +80,20 @@ class Relevant(TypedDict):
 
 
 class RelevanceUsage(TypedDict):
-    """Tokens of all pairs together."""
+    """The number of tokens of all pairs of query and document together."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class ApiVersion(TypedDict):
-    """The API version of an answer, for Cohere's clients."""
+    """The API's version, which Cohere's clients read."""
 
     version: Literal["2"]
 
 
 class BilledUnits(TypedDict):
-    """Units that an answer bills: one for each search."""
+    """What Cohere would bill for the answer: one search."""
 
     search_units: Literal[1]
 
@@ -101,7 +106,7 @@ class RelevanceMeta(TypedDict):
 
 
 class RelevanceAnswer(TypedDict):
-    """The documents, the most relevant first, in the form of Jina's and Cohere's clients."""
+    """The documents, the most relevant first, in the format of Jina and Cohere."""
 
     id: str
     object: Literal["list"]
@@ -116,8 +121,10 @@ class _Scored:
     """One document's score.
 
     Attributes:
+        index: the document's position in the request.
         score: the model's output.
-        relevance: the score after the activation that the model's folder names.
+        relevance: the score after the activation function that the model's folder names.
+        meta_info: ids and times of the computation, from a model that scores pairs.
     """
 
     index: int
@@ -131,7 +138,7 @@ class _Asked:
     """A checked request: the query, the documents, the instruction and the request ids.
 
     Attributes:
-        route: the route that was asked, which errors name.
+        route: the request's route, for error messages.
     """
 
     route: str
@@ -178,14 +185,14 @@ async def rank_by_relevance(
     route: str,
     returns_documents: bool,
 ) -> RelevanceAnswer:
-    """Do what `rerank` does, in Jina's and Cohere's form.
+    """Rank documents as `rerank` does, with request and answer in the format of Jina and Cohere.
 
     Args:
         context: the service.
         body: the request.
         ask: see `rerank`.
-        route: the route that was asked, which errors name.
-        returns_documents: whether documents are returned if the request does not say.
+        route: the request's route, for error messages.
+        returns_documents: whether the answer has the documents if the request does not say.
 
     Raises:
         InvalidRequest: for the reasons of `rerank`.
@@ -219,8 +226,8 @@ def _check(context: ServiceContext, body: RerankBody | RelevanceBody, route: str
     if len(body.documents) > most:
         raise InvalidRequest(f"documents may have at most {most} entries.", param="documents")
     documents = [_document(each) for each in body.documents]
-    # The query is repeated for each document, so all prompts could have a thousand times the body's
-    # size.
+    # The query is put in front of each document, so all prompts together could be a thousand times
+    # as long as the body.
     repeated = (len(query) + len(body.instruct or "")) * len(documents)
     check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
@@ -270,7 +277,7 @@ def _sigmoid(score: float) -> float:
 async def _ask_each(
     context: ServiceContext, asked: _Asked, ask: AskPrompt | None
 ) -> tuple[list[_Scored], int]:
-    """Return each document's probability that yes, not no, follows its prompt."""
+    """Return, for each document, the probability that the model answers yes rather than no."""
     if ask is None:
         raise InvalidRequest(
             f"{asked.route} needs a model that scores pairs of texts, or one whose chat template "
@@ -285,7 +292,7 @@ async def _ask_each(
     scored = await score(
         context, ScoreBody(items=prompts, label_token_ids=labels, apply_softmax=True)
     )
-    # A probability is already a relevance.
+    # The score is a probability already, so it is also the relevance.
     found = [_Scored(index, numbers[0], numbers[0]) for index, numbers in enumerate(scored.scores)]
     return found, scored.prompt_tokens
 
@@ -311,7 +318,11 @@ def _document(given: str | dict[str, Any] | Sequence[dict[str, Any]]) -> str:
 
 
 def _text(given: str | Sequence[dict[str, Any]], name: str) -> str:
-    """Return a text, or the texts of content parts, one per line.
+    """Return a text, or the texts of content parts, one a line.
+
+    Args:
+        given: a text, or content parts in the form of a chat message.
+        name: the request's field, for error messages.
 
     Raises:
         InvalidRequest: the text is blank, or a part is not a text.

@@ -1,6 +1,6 @@
 """Scores labels by their probability as the next token of a text.
 
-Each item is one prompt, and no token is generated.
+Each item becomes one prompt, and no token is generated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ITEMS = 4096
 
 
 class ScoreBody(msgspec.Struct, kw_only=True):
-    """`/v1/score` as it arrives; keys that are not listed here are ignored."""
+    """The body of `/v1/score`; unknown keys are ignored."""
 
     query: str | list[int] | None = None
     items: str | list[str | list[int]] | None = None
@@ -36,7 +36,7 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     apply_softmax: bool | None = None
     item_first: bool | None = None
     model: str | None = None
-    # Any other value requests a feature that this server does not have: neutral values pass.
+    # Fields of features that this server lacks: a neutral value passes, any other is refused.
     temperature: float | None = None
     return_token_logprobs: object | None = None
     return_pooled_hidden_states: object | None = None
@@ -50,10 +50,10 @@ _UNSUPPORTED = fields_of_type(ScoreBody, object | None)
 
 @dataclass(frozen=True)
 class Scored:
-    """The answer.
+    """The scores of a request's items.
 
     Attributes:
-        scores: one list for each item, one number for each label.
+        scores: `[num_items][num_labels]`.
         prompt_tokens: number of tokens of all items together.
     """
 
@@ -62,12 +62,12 @@ class Scored:
 
 
 async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) -> Scored:
-    """Score every item, or none.
+    """Score every item, or none if one is refused.
 
     Args:
         context: the server's context.
         body: the request.
-        body_size: size of the body, bytes; work that grows with it leaves the event loop.
+        body_size: size of the body, bytes; a large body is processed outside the event loop.
 
     Raises:
         InvalidRequest: a value in `body` is wrong.
@@ -149,7 +149,8 @@ async def _prompts(context: ServiceContext, body: ScoreBody) -> list[list[int]]:
             )
         return await work_out(num_tokens, _joined, ids, head, bool(body.item_first))
     start = query if isinstance(query, str) else ""
-    # The size is checked before each item gets the query: that could be a hundred times the body.
+    # The size is checked before the query is put in front of each item, because the prompts could
+    # be a hundred times as long as the body.
     check_num_chars(len(start) * len(texts) + sum(map(len, texts)))
     prompts = [item + start if body.item_first else start + item for item in texts]
     return await encode_prompts(context.tokenizer, prompts, context.client.limits)

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts. Either all texts of a request are admitted, or none."""
+"""Computes vectors and scores of texts. A request's texts are admitted or refused together."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from runtime.service.prefills import MAX_TOKENS_TOGETHER, check_tokens_together
 from runtime.text.encoding import check_num_chars, encode_pairs, encode_prompts, encode_texts
 from runtime.text.tokenizer import Tokenizer
 
-# Most names that a refusal lists.
+# The most prompt names that an error message lists.
 _MAX_LISTED = 32
 
 
 def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str:
-    """Return the prompt of a request; empty for no prompt.
+    """Return the text to put before each text of a request; empty for none.
 
     Args:
-        model: the model, whose own prompts requests may name.
-        prompt: the prompt's text; an empty text turns the model's default off.
-        name: name of one of the model's own prompts.
+        model: the model, which may define prompts that requests choose by name.
+        prompt: the text itself; an empty one turns the model's default prompt off.
+        name: name of one of the model's prompts, given instead of `prompt`.
 
     Raises:
         InvalidRequest: both `prompt` and `name` are given, the name is unknown, or the model does
@@ -72,10 +72,10 @@ def choose_prompt(model: ModelSpec, prompt: str | None, name: str | None) -> str
 
 
 async def count_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
-    """Return the number of tokens before a text: those of `prompt` and those before every text.
+    """Return the number of tokens in front of a text: start tokens, and those of `prompt`.
 
-    As in sentence-transformers, the prompt is encoded alone, and the token that ends a text does
-    not count.
+    As in sentence-transformers, `prompt` is encoded alone, and the token that ends a text is not
+    counted.
     """
     (ids,) = await encode_texts(tokenizer, [prompt])
     ends = bool(ids) and ids[-1] in tokenizer.special_ids
@@ -86,11 +86,11 @@ A = TypeVar("A", bound=ExtraAnswer)
 T = TypeVar("T")
 
 MAX_INPUTS = 2048
-# A text is computed without generating a token.
+# Sampling parameters of a request that only computes its prompt.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
-# A text, its token ids, or two texts to compare.
+# One input: a text, its token ids, or two texts to compare.
 TextInput = str | list[int] | tuple[str, str]
 
 
@@ -103,9 +103,9 @@ class TextOptions:
         dimensions: the vectors' length, one that the model was trained for.
         prompt: text that is put before each text; an empty text disables the model's default
             prompt.
-        prompt_name: name of one of the model's prompts, used instead of `prompt`.
+        prompt_name: name of one of the model's prompts, given instead of `prompt`.
         priority: the requests' priority, for the scheduler.
-        dp_rank: the replica that must compute them; `None` for any.
+        dp_rank: the replica that must compute the texts; `None` for any.
         truncate: whether a text that is too long is cut; `None` for the server's default.
     """
 
@@ -129,11 +129,15 @@ class EmbeddingAborted(HeadraceError):
 
 @dataclass(frozen=True)
 class Embedding:
-    """One text's vector or scores.
+    """The vector or the scores of one text.
 
     Attributes:
-        numbers: `[output_size]` float32; fewer if fewer dimensions were requested.
-        latency_s: seconds from admission to the vector.
+        numbers: `[output_size]` float32, or the shorter length that the request asked for.
+        rid: name of the text's request.
+        prompt_tokens: number of the text's tokens.
+        finish_reason: why the computation ended.
+        weight_version: label of the weights that computed the text.
+        latency_s: seconds from admission to the result.
     """
 
     numbers: array[float]
@@ -145,7 +149,7 @@ class Embedding:
 
 
 class EmbeddingMeta(TypedDict):
-    """Information about a vector; `e2e_latency` in seconds."""
+    """Information about a vector; `e2e_latency` is in seconds."""
 
     id: str
     finish_reason: FinishReason
@@ -155,7 +159,7 @@ class EmbeddingMeta(TypedDict):
 
 
 class EmbeddingAnswer(TypedDict):
-    """One vector in the words of the native API and the engine."""
+    """One vector in the format of the native API and of the offline engine."""
 
     embedding: list[float]
     meta_info: EmbeddingMeta
@@ -164,7 +168,7 @@ class EmbeddingAnswer(TypedDict):
 def vector_input(
     input_ids: list[int], rid: str, extra: ExtraSpec = VECTOR, options: TextOptions = _AS_IT_IS
 ) -> GenerationInput:
-    """Return the request for one text's vector or scores, which `extra` names."""
+    """Return the engine's request for one text; `extra` says whether it is for vector or scores."""
     spec = RequestSpec(
         row=RowSpec(sampling=_NOTHING, extras=[extra]),
         rid=rid,
@@ -189,7 +193,7 @@ def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
 
 
 def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
-    """Refuse lengths of vectors that the model was not trained for (Matryoshka, arXiv 2205.13147).
+    """Refuse a vector length that the model was not trained for (Matryoshka, arXiv 2205.13147).
 
     Raises:
         InvalidRequest: the model does not give vectors of this length.
@@ -218,7 +222,7 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
 
 
 def _shortened(numbers: array[float], dimensions: int | None) -> array[float]:
-    """Return the first `dimensions` numbers of a vector, normalised to unit length again."""
+    """Return the first `dimensions` numbers of a vector, scaled to unit length again."""
     if dimensions in (None, len(numbers)):
         return numbers
     short = numbers[:dimensions]
@@ -227,7 +231,7 @@ def _shortened(numbers: array[float], dimensions: int | None) -> array[float]:
 
 
 def describe(found: Embedding) -> dict[str, Any]:
-    """One vector in the words of the native API and the engine."""
+    """Return one vector in the format of the native API and of the offline engine."""
     return {
         "embedding": found.numbers.tolist(),
         "meta_info": {
@@ -243,7 +247,7 @@ def describe(found: Embedding) -> dict[str, Any]:
 async def embed(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions = _AS_IT_IS
 ) -> list[Embedding]:
-    """Return the vectors or scores of all texts, in order, or fail for all.
+    """Return the vectors or scores of all texts, in order; one failure fails them all.
 
     Args:
         context: the service.
@@ -251,12 +255,12 @@ async def embed(
         options: the request's options.
 
     Raises:
-        InvalidRequest: there are too many inputs, an input is too long, or the model does not give
-            vectors.
+        InvalidRequest: there are too many inputs, an input is too long, or the model gives neither
+            vectors nor scores of whole texts.
         EmbeddingAborted: a text was aborted.
     """
     check_priority(options.priority)
-    # The kind of model is checked before time is spent on texts.
+    # The kind of model is checked before time is spent on encoding texts.
     check_kind([VECTOR], context.client.limits)
     if context.model.pooling.per_token:
         raise InvalidRequest(
@@ -286,13 +290,13 @@ async def open_texts(
     options: TextOptions,
     extra: ExtraSpec | None = None,
 ) -> Generation:
-    """Admit all texts or none; see `embed`.
+    """Admit all texts, or none if one is refused; errors are those of `embed`.
 
     Args:
         context: the service.
         given: texts, lists of token ids, or pairs of texts.
         options: the request's options.
-        extra: extra to compute for each text instead of its vector.
+        extra: the output to compute for each text; `None` for its vector or scores.
     """
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
@@ -312,7 +316,7 @@ async def open_texts(
 async def _encode(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions
 ) -> list[tuple[list[int], ExtraSpec]]:
-    """Return token ids of each input, and the extra that requests its vector or scores."""
+    """Return each input's token ids, and the `ExtraSpec` that requests its vector or scores."""
     limits, tokenizer = context.client.limits, context.tokenizer
     if options.truncate is not None:
         limits = dataclasses.replace(limits, allow_auto_truncate=options.truncate)
@@ -329,12 +333,12 @@ async def _encode(
             raise InvalidRequest(
                 "A prompt is put before texts only: token ids must include it.", param="prompt"
             )
-        # Token ids are used unchanged.
+        # Token ids are used as they are, without a prompt.
         prompt = "" if not texts else prompt
     of_text = VECTOR
     if prompt:
-        # The size is checked before each text gets the prompt: that could be a thousand times the
-        # body.
+        # The size is checked before the prompt is put before each text, because all texts together
+        # could then be a thousand times as long as the body.
         check_num_chars(len(prompt) * len(texts) + sum(map(len, texts)))
         others = [prompt + each if isinstance(each, str) else each for each in others]
         if not context.model.pooling.include_prompt:
@@ -359,9 +363,9 @@ async def read_texts(
     """Read each text's result when it ends; return the results in order.
 
     Args:
-        generation: the texts' generation.
+        generation: the admitted texts.
         new_answer: makes the object that collects a text's chunks.
-        made_of: makes the result from the text's rid, its answer and its last chunk.
+        made_of: makes the result from the text's rid, the collecting object and the last chunk.
 
     Raises:
         EmbeddingAborted: a text was aborted.

@@ -1,6 +1,6 @@
-"""A vector for each token of texts, for late interaction.
+"""Computes a vector for each token of a text, for late-interaction retrieval (ColBERT).
 
-Vectors stay packed until they are sent.
+The vectors stay packed as bytes until they are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import TextInput, TextOptions, open_texts, read_texts
 
 _BYTES = 4
-# Bytes encoded at a time; three bytes become four characters.
+# Bytes that are encoded at a time. The number is divisible by three, so base64 needs no padding
+# inside.
 _BASE64_BYTES = 3 * 2**12
 
 
@@ -34,6 +35,7 @@ class TokenVectors:
     Attributes:
         data: `[prompt_tokens, size]` float32, each row of unit length.
         size: length of a token's vector.
+        prompt_tokens: number of the text's tokens.
     """
 
     data: bytes
@@ -41,7 +43,7 @@ class TokenVectors:
     prompt_tokens: int
 
     def lists(self) -> list[list[float]]:
-        """Lists of numbers, one for each token."""
+        """Return `[prompt_tokens][size]` as Python lists."""
         return list(map(array.tolist, self._rows()))
 
     def _rows(self) -> Iterator[array[float]]:
@@ -51,10 +53,10 @@ class TokenVectors:
 
 
 class TokenVectorsJson(Pieces):
-    """One text's vectors as lists of numbers, or as base64 of the bytes of all rows in order."""
+    """JSON of one text's vectors: lists of numbers, or base64 of the bytes of all rows in order."""
 
     def __init__(self, found: TokenVectors, encoding_format: str) -> None:
-        """Encode `found` while it is sent."""
+        """Prepare `found`; it is encoded piece by piece while it is sent."""
         self.cost = len(found.data) // _BYTES
         self._found = found
         self._as_base64 = encoding_format == "base64"
@@ -81,7 +83,7 @@ class TokenVectorsJson(Pieces):
         for begin in range(0, len(numbers), width):
             row = numbers[begin : begin + width]
             opening = b"["
-            # A vector may have a hundred thousand numbers.
+            # A row is encoded in batches, because a vector may have a hundred thousand numbers.
             for first in range(0, width, BATCH):
                 yield comma + opening + orjson.dumps(row[first : first + BATCH].tolist())[1:-1]
                 comma, opening = b",", b""
@@ -92,7 +94,7 @@ class TokenVectorsJson(Pieces):
 async def embed_tokens(
     context: ServiceContext, given: Sequence[TextInput], options: TextOptions
 ) -> list[TokenVectors]:
-    """Return the vectors of all tokens of all texts, or fail for all.
+    """Return the vectors of all tokens of all texts; one failure fails them all.
 
     Args:
         context: the service.

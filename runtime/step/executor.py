@@ -1,4 +1,4 @@
-"""Interfaces through which the scheduler computes steps and changes weights."""
+"""Interfaces through which the scheduler launches steps and changes weights."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
 
 class Pending(Protocol):
-    """A launched step."""
+    """A launched step whose result may not be known yet."""
 
     def wait(self) -> StepResult:
-        """Block until the step's tokens are known."""
+        """Wait until the step's tokens are known, and return the result."""
         ...
 
 
 class Runner(Protocol):
-    """The interface of the executor that the scheduler uses."""
+    """Launches steps: the scheduler's interface to the executor."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step; `masks` covers its constrained samples."""
+        """Start to compute a step.
+
+        Args:
+            plan: the step's plan.
+            masks: grammar masks for the step's samples; `None` if no sample is constrained.
+        """
         ...
 
 
 class WeightHandler(Protocol):
-    """The interface through which the scheduler changes weights and releases memory."""
+    """Changes weights and releases device memory, on request of the scheduler."""
 
     @property
     def can_compute(self) -> bool:
-        """Whether the memory of weights and KV pool is allocated."""
+        """Whether the memory of weights and KV cache is allocated, so that steps are possible."""
         ...
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Execute `call`; call this only while no step is in flight."""
+        """Execute a call and return the reply; no step may be in flight."""
         ...
 
 
 def refuse_command(command: WorkerCommand) -> ControlReply:
-    """Answer a command where nothing executes commands."""
+    """Return the reply to a command if nothing in this worker executes commands."""
     return ControlReply(command.call_id, False, "This worker takes no commands.")

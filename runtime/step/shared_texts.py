@@ -1,4 +1,7 @@
-"""Decides which text of a step computes a common beginning, such as the query before documents."""
+"""Finds texts of a step that begin with the same tokens, so that these are computed once.
+
+An example is a query that stands before each of several documents.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,23 @@ from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class SharedTexts:
-    """Compares each text with the latest text that computes all its tokens.
+    """Finds how many tokens each text shares with an earlier text of the step.
 
-    Texts of one request are adjacent.
+    A text is compared only with the latest text that shares nothing itself. This suffices, because
+    the texts of one request are adjacent.
     """
 
     def __init__(self, grain: int) -> None:
-        """Share multiples of `grain` tokens; each text keeps at least one token of its own."""
+        """Start without texts.
+
+        Shared lengths are rounded down to multiples of `grain` tokens. Each text has at least one
+        token that is not shared.
+        """
         self._grain = grain
         self._lender: Int32Array | None = None
 
     def num_shared(self, text: Int32Array) -> int:
-        """Return the number of tokens at the beginning of `text` that are computed already."""
+        """Return the number of first tokens of `text` that an earlier text computes."""
         if self._lender is None:
             return 0
         most = min(len(self._lender), len(text) - 1)
@@ -30,7 +38,10 @@ class SharedTexts:
         return same - same % self._grain
 
     def add(self, text: Int32Array) -> int:
-        """Return `num_shared`; if it is 0, later texts may share the beginning of `text`."""
+        """Add a text and return `num_shared` for it.
+
+        If this is 0, later texts may share the beginning of `text`.
+        """
         num_shared = self.num_shared(text)
         if not num_shared:
             self._lender = text
@@ -38,12 +49,16 @@ class SharedTexts:
 
 
 def shared_beginnings(texts: Sequence[Int32Array], grain: int) -> tuple[Int64Array, Int64Array]:
-    """Find the part of each text of a step that another text computes; see `SharedTexts`.
+    """Find the beginnings that texts of a step share; see `SharedTexts`.
+
+    Args:
+        texts: the token ids of each text.
+        grain: shared lengths are rounded down to multiples of this.
 
     Returns:
-        For each text the index of the text that computes its beginning (its own index if it shares
-        none), and the length of that beginning, a multiple of `grain`. A text whose beginning
-        others share computes all its own tokens.
+        `[num_texts]` int64, the index of the text that computes the beginning of each text; its own
+        index if it shares none. And `[num_texts]` int64, the length of the shared beginning. A
+        text that computes a beginning for others shares none itself.
     """
     known = SharedTexts(grain)
     lengths = np.array([known.add(text) for text in texts], dtype=np.int64)

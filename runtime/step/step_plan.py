@@ -1,6 +1,8 @@
-"""The interface between scheduler and executor: plain data in both directions.
+"""The data that scheduler and executor exchange: the plan of a step, and its result.
 
-A plan crosses processes unchanged: `runtime.ipc.array_codec` writes its arrays.
+A step is one forward pass for a batch of sequences. Each running request has a row in the tables of
+scheduler and executor. The plan is also sent to the other ranks' processes;
+`runtime.ipc.array_codec` encodes its arrays.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class RowImage(_Part):
-    """An image in a row's prompt, for the positions of the tokens in it and after it.
+    """An image in a request's prompt, from which the RoPE positions of the tokens follow.
 
     Attributes:
-        start: index in the prompt of its first token.
-        num_tokens: number of consecutive tokens from there.
-        size: `(channels, height, width)` of its pixels.
+        start: position in the prompt of the image's first token.
+        num_tokens: number of the image's tokens, which are consecutive.
+        size: `(channels, height, width)` of the image's pixels.
     """
 
     start: int
@@ -40,15 +42,18 @@ class RowImage(_Part):
 
 
 class RowJoin(_Part):
-    """A request takes a row; the request's data is written to the row once.
+    """A request that takes a row of the running batch, with the data to write to the row.
 
     Attributes:
-        spec: the request's data for its row, made by the service. Every rank gets the data, because
-            every rank takes the same path through a step.
-        output_ids: tokens generated before a retraction, for the penalties.
-        has_grammar: whether steps may send masks for the row.
+        row: index of the row.
+        spec: the request's data that the executor needs, such as sampling parameters. Every rank
+            gets it, because every rank takes the same path through a step.
+        num_prompt: number of prompt tokens.
+        output_ids: int32, output tokens from before the request was put back into the queue. The
+            penalties count them.
+        has_grammar: whether steps may have grammar masks for the row.
         images: images of the prompt, in order.
-        adapter_slot: slot of the request's adapter; -1 without an adapter.
+        adapter_slot: slot of the request's LoRA adapter; -1 without an adapter.
     """
 
     row: int
@@ -61,11 +66,11 @@ class RowJoin(_Part):
 
 
 class AdapterCopy(_Part):
-    """An adapter that is copied into a slot of the device.
+    """A LoRA adapter that is copied from host memory into a slot on the device.
 
     Attributes:
         slot: index of the slot.
-        adapter_id: id of a loaded adapter.
+        adapter_id: id of the adapter, which is in host memory.
     """
 
     slot: int
@@ -73,26 +78,45 @@ class AdapterCopy(_Part):
 
 
 class PageUpdate(_Part):
-    """New pages for a row's table, from entry `start` on."""
+    """New entries of a row's block table.
+
+    Attributes:
+        row: index of the row.
+        start: index of the first new entry.
+        pages: int32, page numbers of the new entries.
+    """
 
     row: int
     start: int
     pages: Int32Array
 
 
+class WindowUpdate(_Part):
+    """New entries of the map from pages of full-attention layers to pages of windowed layers.
+
+    Attributes:
+        pages: `[n]` int32, pages of full-attention layers, each once.
+        window_pages: `[n]` int32, the sliding-window layers' pages for the same tokens; 0 for none.
+    """
+
+    pages: Int32Array
+    window_pages: Int32Array
+
+
 class StateMoves(_Part):
     """The slots from which a step reads recurrent states, and the slots to which it saves states.
 
-    No slot that a sequence reads is written for this sequence, so a step may be computed twice. One
-    step may save a sequence's states several times: after some of the sequence's new tokens, for
-    snapshots, and after the last new token.
+    A step may save the states of a sequence several times: after some of the sequence's new tokens,
+    for snapshots, and after the last new token. It never writes to the slot that the sequence
+    reads, so a failed step can be computed again.
 
     Attributes:
-        reads: `[num_seqs]`, slot of each sequence's states before its new tokens; slot 0 has zeros.
-        save_seqs: `[num_saves]`, index of the sequence whose states are saved, ascending.
-        save_lens: `[num_saves]`, number of the sequence's new tokens before the save; ascending for
-            each sequence.
-        save_slots: `[num_saves]`, slot that is written.
+        reads: `[num_seqs]` int32, slot of the states before each sequence's new tokens. Slot 0 has
+            zeros, from which a sequence begins.
+        save_seqs: `[num_saves]` int32, index of the sequence whose states are saved, ascending.
+        save_lens: `[num_saves]` int32, number of the sequence's new tokens before the save;
+            ascending for each sequence.
+        save_slots: `[num_saves]` int32, the slot to which the states are saved.
     """
 
     reads: Int32Array
@@ -101,7 +125,7 @@ class StateMoves(_Part):
     save_slots: Int32Array
 
     def only(self, index: int) -> StateMoves:
-        """Return the reads and saves of one sequence, which gets index 0."""
+        """Return the reads and saves of one sequence, renumbered as sequence 0."""
         (of_one,) = np.nonzero(self.save_seqs == index)
         zeros = np.zeros(len(of_one), dtype=np.int32)
         one = self.reads[index : index + 1]
@@ -109,11 +133,11 @@ class StateMoves(_Part):
 
 
 class ReportSpan(_Part):
-    """Consecutive prompt positions about which an extra reports something.
+    """Consecutive prompt positions for which an extra output, such as log-probabilities, is due.
 
     Attributes:
         index: index of the sequence in the step.
-        extra: name of the extra.
+        extra: name of the extra output.
         offset: index of the first position in the sequence's chunk.
         next_tokens: int32, the token that follows each position.
     """
@@ -125,12 +149,12 @@ class ReportSpan(_Part):
 
 
 class EmbedSpan(_Part):
-    """Consecutive prompt positions that have an embedding instead of a token.
+    """Consecutive prompt positions at which the model reads an embedding instead of a token.
 
     Attributes:
-        first: index of the first one in `StepPlan.chunk_tokens`.
+        first: index of the first position in `StepPlan.chunk_tokens`.
         length: number of positions.
-        values: float32 bytes, `[length, hidden_size]`.
+        values: bytes of the embeddings, `[length, hidden_size]` float32.
     """
 
     first: int
@@ -139,13 +163,13 @@ class EmbedSpan(_Part):
 
 
 class ImageSpan(_Part):
-    """Consecutive prompt positions that have vectors of an image instead of tokens.
+    """Consecutive prompt positions at which the model reads vectors of an image, not tokens.
 
     Attributes:
-        first: index of the first one in `StepPlan.chunk_tokens`.
+        first: index of the first position in `StepPlan.chunk_tokens`.
         length: number of positions.
-        offset: index of the first position's vector among the image's vectors.
-        digest: digest of the image.
+        offset: index of the first position's vector among the vectors of the image.
+        digest: hash that identifies the image.
     """
 
     first: int
@@ -156,65 +180,69 @@ class ImageSpan(_Part):
 
 @dataclass
 class TokenMasks:
-    """For each sequence whose output follows a grammar, the tokens that may be sampled.
+    """The grammar masks of a step: which tokens each constrained sample may be.
 
     Attributes:
         sample_indices: `[num_masks]` int64, indices in `StepPlan.sample_rows`, ascending.
-        words: `[num_masks, ceil(vocab_size / 32)]` int32; a set bit allows its token.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32; each set bit allows a token.
     """
 
     sample_indices: Int64Array
     words: Int32Array
 
     def only(self, sample_index: int) -> TokenMasks | None:
-        """Return the mask of one sample, with index 0; `None` if the sample has no mask."""
+        """Return the mask of one sample, renumbered as sample 0; `None` if it has no mask."""
         found = np.flatnonzero(self.sample_indices == sample_index)
         return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
     def make(self) -> TokenMasks:
-        """Return these masks: a `MaskSource` whose masks exist already."""
+        """Return these masks, so that they can be used as a `MaskSource`."""
         return self
 
 
 class MaskSource(Protocol):
-    """The masks of one step, which travel beside its plan.
+    """Makes the grammar masks of one step when the executor needs them.
 
-    The executor calls `make` when the work up to the logits is queued on the device, so making the
-    masks overlaps with it.
+    The executor calls `make` after it has queued the work up to the logits on the device. So the
+    host makes the masks while the device computes.
     """
 
     def make(self) -> TokenMasks | None:
-        """Return the masks.
+        """Return the masks; `None` if no sample is constrained.
 
-        The masks are made once, at the first call, even if a failing step is retried.
+        They are made at the first call only, even if a failed step is tried again.
         """
 
 
 class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The work of one step: decoding sequences first, then prompt chunks.
+    """The work of one step: first sequences that decode, then prompt chunks.
 
-    A decoding sequence has one or more new tokens. The first is on the device; the others are known
-    already and are in `chunk_tokens`. Sequences with one token come first.
+    A sequence that decodes has one or more new tokens. Its first new token is on the device, where
+    it was sampled. Further ones were forced by a grammar and are in `chunk_tokens`. Sequences with
+    one new token come first.
 
     Attributes:
-        rows: `[num_seqs]` int64.
-        num_decodes: the first `num_decodes` sequences decode; their first token is on the device.
-        start_lens: `[num_seqs]` int64, number of keys and values that each sequence already has.
-        query_lens: `[num_seqs]` int64, new tokens of each sequence.
-        chunk_tokens: int32, all tokens that are not on the device, concatenated.
-        samples: `[num_seqs]` bool, sequences for which a token is sampled.
-        joins, page_updates: changes of rows, applied before the step.
-        new_pages: `[num_decodes]` int32, the first page that each decoding sequence's tokens begin,
-            0 for none; `None` if the step begins no such page.
-        report_spans: prompt positions to report, at most one span per sequence and extra.
+        rows: `[num_seqs]` int64, row of each sequence in the running batch.
+        num_decodes: number of sequences that decode.
+        start_lens: `[num_seqs]` int64, number of tokens whose keys and values are in the cache.
+        query_lens: `[num_seqs]` int64, number of new tokens.
+        chunk_tokens: int32, all new tokens that are not on the device, concatenated.
+        samples: `[num_seqs]` bool, whether a token is sampled for the sequence.
+        joins: requests that take a row, before the step.
+        page_updates: changed entries of block tables, written before the step.
+        new_pages: `[num_decodes]` int32, the page that each decoding sequence's new token begins; 0
+            for none. `None` if no sequence begins a page.
+        report_spans: prompt positions for which extra outputs are due, at most one span for each
+            sequence and extra output.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
         image_spans: parts of `chunk_tokens` that stand for images, ascending.
         image_drops: digests of images whose vectors are dropped before this step.
-        image_loads: images whose vectors this step computes, each once; they are kept afterwards.
-        adapter_copies: adapters that come to the device, for this step or a later one.
-        states: where recurrent states are read and written; `None` if the model has none.
-        decode_tokens: `[num_decodes]` int32, the first token of each decoding sequence, for ranks
-            that did not sample it; `None` if every rank did.
+        image_loads: images whose vectors this step computes, each once. They are kept.
+        adapter_copies: LoRA adapters that are copied to the device, for this step or a later one.
+        states: where recurrent states are read and saved; `None` if the model has none.
+        decode_tokens: `[num_decodes]` int32, the first new token of each decoding sequence, for
+            ranks that did not sample it; `None` if every rank has it.
+        windows: changed pages of sliding-window layers, written before the step; `None` for none.
     """
 
     rows: Int64Array
@@ -234,15 +262,16 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     adapter_copies: list[AdapterCopy] = []
     states: StateMoves | None = None
     decode_tokens: Int32Array | None = None
+    windows: WindowUpdate | None = None
 
     @property
     def num_tokens(self) -> int:
-        """New tokens of all sequences."""
+        """Number of new tokens of all sequences."""
         return self.num_decodes + len(self.chunk_tokens)
 
     @property
     def known_ids(self) -> Int64Array:
-        """`[num_tokens]` int64: each token in order, -1 for one that is on the device."""
+        """`[num_tokens]` int64: the id of each new token, -1 for those that are on the device."""
         known = self.chunk_tokens.astype(np.int64)
         if not self.num_decodes:
             return known
@@ -254,13 +283,13 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
 
     @property
     def sample_rows(self) -> Int64Array:
-        """Rows that get a token, in order."""
+        """Rows for which a token is sampled, in order."""
         if self.num_decodes == len(self.rows):
             return self.rows
         return self.rows[self.samples]
 
     def only(self, index: int) -> StepPlan:
-        """Return the step reduced to one of its sequences, to find the sequence that fails."""
+        """Return a plan with only one of the sequences, to find the sequence that fails."""
         num_known = self.query_lens - (np.arange(len(self.rows)) < self.num_decodes)
         first = int(num_known[:index].sum())
         last = first + int(num_known[index])
@@ -293,19 +322,25 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 if first <= span.first < last
             ],
             image_spans=image_spans,
-            # Each sequence's step repeats the drops: the failed step may have made none. Images
-            # that this sequence computes again are overwritten; another sequence may have computed
-            # them already.
+            # The drops are repeated for each sequence, because the failed step may not have made
+            # them. Images that this step computes are not dropped: the step of another sequence may
+            # have computed them already, and computing them again overwrites them.
             image_drops=[digest for digest in self.image_drops if digest not in loaded],
             image_loads=[image for image in self.image_loads if image.digest in wanted],
-            # As for images; what came to the device is not copied again.
+            # The copies are repeated, too. An adapter that is in its slot is not copied again.
             adapter_copies=self.adapter_copies,
             states=None if self.states is None else self.states.only(index),
         )
 
 
 class Reported(NamedTuple):
-    """A report of an extra about consecutive positions of one sequence."""
+    """An extra output, such as log-probabilities, for consecutive positions of one sequence.
+
+    Attributes:
+        extra: name of the extra output.
+        num_positions: number of positions.
+        data: the values, in the extra output's own encoding.
+    """
 
     extra: str
     num_positions: int
@@ -314,17 +349,18 @@ class Reported(NamedTuple):
 
 @dataclass
 class StepResult:
-    """The outcome of a step.
+    """The result of a step.
 
     Attributes:
-        token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
-        failed: row to error text, for sequences that could not be computed; their entries of
-            `token_ids` are meaningless.
+        token_ids: `[num_samples]` int32, one token for each row of `StepPlan.sample_rows`.
+        failed: for each row whose sequence could not be computed, the error text. Its entry in
+            `token_ids` has no meaning.
         nan_rows: rows of `failed` whose logits contained NaN.
-        was_retried: whether the step failed and each sequence was tried alone. If so, images that
-            no sequence reads were not computed.
-        outputs: by row, reports about the row's new token, for rows with extras.
-        inputs: by row and extra, reports about the step's span of the row's prompt.
+        was_retried: whether the step failed and each sequence was computed alone. If so, images
+            that only a later step reads were not computed.
+        outputs: for each row with extra outputs, those about the row's new token.
+        inputs: for each row and name of an extra output, the output about the prompt positions of
+            the step's `report_spans`.
     """
 
     token_ids: Int32Array

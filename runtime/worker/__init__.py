@@ -1,1 +1,1 @@
-"""The worker process: assembles its parts, starts its ranks, executes commands."""
+"""The worker process: builds scheduler and executor, starts the other ranks, executes commands."""

@@ -1,4 +1,4 @@
-"""Builds the worker's parts from its configuration; the only module that knows them all."""
+"""Builds the parts of the worker from its configuration; the only module that knows all parts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kernels.fp8_linear import unavailable
 from kernels.triton_support.kernel_cache import use_writable_cache
 from runtime.cache.kv_events import KVEventLog
 from runtime.cache.manager import CacheManager
+from runtime.cache.window_pages import WindowPages
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -84,15 +85,18 @@ def build_worker(
     report: Report,
     ranks: Ranks | None = None,
 ) -> tuple[Scheduler, WorkerReady]:
-    """Load the model and put scheduler, cache and executor around it.
+    """Load the model, and build the executor, the cache and the scheduler.
 
     Args:
         config: the worker's configuration.
         shared: shared memory for the gauges.
         send_tokens: sends a message to the detokenizer.
-        send_front: sends a message to the front.
-        report: reports the progress of start-up.
-        ranks: the other ranks' processes, already starting; needed when `num_ranks > 1`.
+        send_front: sends a message to the front process.
+        report: reports the progress of the start-up.
+        ranks: the processes of the other ranks, which are starting; needed if `num_ranks > 1`.
+
+    Returns:
+        The scheduler, and the message which tells the front process that the worker is ready.
 
     Raises:
         StartupError: the model or the memory does not allow a start; the message is one line.
@@ -112,7 +116,7 @@ def build_scheduler(
     send_front: Callable[[FrontInbound], None],
     ranks: Ranks | None = None,
 ) -> tuple[Scheduler, WorkerReady]:
-    """Put scheduler and cache around an executor; see `build_worker`."""
+    """Build the cache and the scheduler for an executor; see `build_worker`."""
     shared["engine_load_weights_time"] = executor.load_seconds
     runner: Runner = executor.runner
     execute: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).execute
@@ -131,6 +135,14 @@ def build_scheduler(
         num_state_slots=size.num_state_slots,
         max_running=config.max_running_requests,
     )
+    if size.num_window_pages and spec.grouped_window is not None:
+        cache.windows = WindowPages(
+            size.num_window_pages,
+            size.num_pages,
+            page_size=config.page_size,
+            window=spec.grouped_window,
+            step_tokens=chunk_tokens(config) or config.context_len,
+        )
     if config.kv_events is not None:
         publisher = KVPublisher(zmq.Context.instance(), config.kv_events, config.dp_rank)
         cache.tree.events = KVEventLog(config.page_size, config.dp_rank, publisher.publish)
@@ -186,7 +198,7 @@ def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
-    """Build the object that executes commands on this rank."""
+    """Build the object that executes commands, such as profiling, on this rank."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.num_ranks, dp_rank)
     counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
@@ -196,9 +208,9 @@ def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Comma
 
 
 def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
-    """Load this rank's slice of the model and make it ready to compute steps.
+    """Load this rank's part of the model, and build the rank's executor.
 
-    All ranks call this at the same time: each waits for the others where they compute together.
+    All ranks call this at the same time, and wait for each other where they compute together.
 
     Raises:
         StartupError: the model or the memory does not allow a start; the message is one line.
@@ -270,8 +282,8 @@ def _build_context(
         return context
     if config.pp_size > 1:
         links = StageLinks(rank, config.tp_size, config.pp_size)
-        # Rank 0, which has the scheduler, is of the last stage: it samples where masks and extras
-        # are, and no token has to come back.
+        # Rank 0, which has the scheduler, belongs to the last stage. So tokens are sampled where
+        # the masks and extra outputs are, and need not be sent back.
         index = (rank // config.tp_size - 1) % config.pp_size
         stage = Stage(index, config.pp_size, links.receive, links.send)
         context = replace(context, stage=stage)
@@ -291,7 +303,10 @@ def _build_context(
 def build_rank_weights(
     executor: Executor, config: WorkerConfig, rank: int, beat: Callable[[], None]
 ) -> RankWeights:
-    """Build the object that changes this rank's weights and memory; it often calls `beat`."""
+    """Build the object that changes this rank's weights and releases its memory.
+
+    `beat` is called often during long operations, as a heartbeat.
+    """
     model = executor.model
     source: WeightFiles | None = None
     if config.load_format != "dummy":
@@ -310,7 +325,7 @@ def build_rank_weights(
 
 
 def _kv_cache_dtype(config: WorkerConfig, spec: ModelSpec, device: torch.device) -> str:
-    """Return the form of the pool; a GPU may lack what the checkpoint was made for."""
+    """Return the KV cache's data type; `auto` if this GPU does not support the checkpoint's."""
     form, stored = config.kv_cache_dtype, spec.quantization
     if stored is None or form != stored.kv_cache_dtype or form != "fp8_e4m3":
         return form
@@ -321,7 +336,10 @@ def _kv_cache_dtype(config: WorkerConfig, spec: ModelSpec, device: torch.device)
 
 
 def _device(config: WorkerConfig, rank: int) -> torch.device:
-    """Return this rank's device. A GPU has its index, because a new thread's current GPU is 0."""
+    """Return this rank's device.
+
+    The device of a GPU has an index, because in a new thread the current GPU is GPU 0.
+    """
     device = torch.device(config.device)
     if device.type != "cuda":
         return device
@@ -352,7 +370,7 @@ def _read_spec(config: WorkerConfig) -> ModelSpec:
 
 
 def build_grammars(config: WorkerConfig) -> Grammars:
-    """Build grammars with the configured back end, which is imported while weights load."""
+    """Create `Grammars` with the configured library, which is imported while the weights load."""
     vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
@@ -371,9 +389,9 @@ def build_grammars(config: WorkerConfig) -> Grammars:
 
 
 def _shared_grain(model: Model, config: WorkerConfig) -> int:
-    """Return `TokenBudget.shared_grain`.
+    """Return `TokenBudget.shared_grain` for the model.
 
-    It is 0 if experts may be recorded: records cover all tokens.
+    It is 0 if expert choices may be recorded, because a record must cover all tokens.
     """
     if config.expert_recorder_mode or config.enable_return_routed_experts:
         return 0

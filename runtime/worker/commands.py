@@ -1,4 +1,4 @@
-"""Commands to a running worker: they change or observe how steps are computed."""
+"""Executes commands to a running worker, which change or observe how steps are computed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class Commands:
-    """Executes one rank's commands, such as to profile or slow its steps or set the log level."""
+    """Executes commands on one rank, for example to record a profile or to set the log level."""
 
     def __init__(self, runner: StepRunner, profiler: Profiler) -> None:
-        """Have `profiler` watch the steps of `runner`."""
+        """Execute commands about `runner`; `profiler` records its steps."""
         self._runner = runner
         self._profiler = runner.profiler = profiler
 
     def execute(self, command: WorkerCommand) -> ControlReply:
-        """Execute `command`. A failure becomes an error reply and does not end the worker.
+        """Execute a command. An error becomes an error reply and does not end the worker.
 
         Raises:
-            DeviceLost: the device has failed for good.
+            DeviceLost: the device no longer works.
         """
         try:
             return ControlReply(command.call_id, True, self._do(command))

@@ -1,4 +1,7 @@
-"""The nodes above 0 of a worker, as rank 0 sees them: which are there, and which lost a rank."""
+"""Connects rank 0 with the other nodes of a worker that runs on several machines.
+
+Rank 0 starts the ranks of the other nodes, and notices when a node or one of its ranks has ended.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,20 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _REFUSAL_LINGER_MS = 1000
-# How often the log says which nodes are missing.
+# Time between two log lines about missing nodes, seconds.
 _WAITING_LINE_S = 30.0
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def with_meeting_point(config: WorkerConfig, session: int) -> WorkerConfig:
-    """Listen where the ranks of all nodes will meet, and return the configuration that says so.
+    """Open the socket where the ranks of all nodes will meet; add its port to the configuration.
 
-    The port is known before torch is imported, so the other nodes start at the same time.
+    This happens before torch is imported, so that the other nodes can start at the same time.
+
+    Args:
+        config: rank 0's configuration; without other nodes, it is returned as it is.
+        session: number of this start of the worker.
     """
     link = config.node
     if link is None:
@@ -57,7 +64,7 @@ def with_meeting_point(config: WorkerConfig, session: int) -> WorkerConfig:
 
 @dataclass
 class _Node:
-    """A node that has said hello."""
+    """A node that has reported to rank 0, and when it was last heard."""
 
     rank: int
     hello: NodeHello
@@ -70,9 +77,10 @@ class _Node:
 
 
 class Nodes:
-    """Starts the ranks of the other nodes, and notices when a rank or a node has gone.
+    """Starts the ranks of the other nodes, and notices when a rank or a node has ended.
 
-    A thread of its own receives: the loop of the scheduler may be busy for seconds.
+    Messages are received on a thread of their own, because the scheduler's loop may be busy for
+    seconds.
     """
 
     def __init__(
@@ -81,12 +89,12 @@ class Nodes:
         config: WorkerConfig,
         on_death: Callable[[str], None],
     ) -> None:
-        """Listen for the nodes.
+        """Listen for the other nodes.
 
         Args:
             context: the ZMQ context of the sockets.
-            config: rank 0's configuration, with its meeting point.
-            on_death: called on the thread with one line when a rank or a node has gone.
+            config: rank 0's configuration, from `with_meeting_point`.
+            on_death: called on the thread with one line when a rank or a node has ended.
 
         Raises:
             StartupError: the address cannot be bound; the message is one line.
@@ -116,7 +124,7 @@ class Nodes:
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def wait(self) -> list[str]:
-        """Wait until every rank of the other nodes has started; return their addresses by rank."""
+        """Wait until all ranks of the other nodes have started; return their addresses by rank."""
         while not self._all_there.wait(_WAITING_LINE_S):
             missing = set(range(1, self._link.num_nodes)).difference(self._nodes)
             what = ", ".join(f"node {rank}" for rank in sorted(missing)) or "the nodes' ranks"
@@ -161,7 +169,7 @@ class Nodes:
             case NodeBeat() | RankAddress() | RankEnded():
                 pass  # of an earlier start
             case _:
-                # The scheduler's thread waits for it at the socket of the local ranks' replies.
+                # The scheduler's thread waits for this reply at the socket for local ranks.
                 self._replies.send(message)
 
     def _greet(self, hello: NodeHello) -> None:

@@ -1,4 +1,4 @@
-"""The process of a rank above 0: holds its slice of the model, computes the plans of rank 0."""
+"""The process of a rank above 0: has its part of the model, and computes the plans of rank 0."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ RankInbound = StepPlan | WorkerCommand | RankCall
 
 
 def main(payload: bytes) -> None:
-    """Run the rank with an encoded `RankConfig`."""
+    """Run the rank's process; `payload` is an encoded `RankConfig`."""
     config = msgspec.msgpack.decode(payload, type=RankConfig)
     worker = config.worker
-    # Only rank 0 logs normal events.
+    # Only rank 0 logs at level info.
     level = "warning" if worker.log_level == "info" else worker.log_level
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}", worker.log_format)
@@ -56,8 +56,8 @@ def main(payload: bytes) -> None:
     except MemoryError as error:
         _leave(config, f"Out of memory while loading the model: {error}")
     except (Exception, DeviceLost) as error:
-        # If another rank has died, its own message is the one to show; rank 0 then ends this
-        # process.
+        # If another rank has ended, this error is only a consequence. Rank 0 then ends this process
+        # during the wait.
         time.sleep(DEATH_NOTICE_S)
         logger.exception("Rank %d could not start", config.rank)
         _leave(config, f"Rank {config.rank} could not start: {type(error).__name__}: {error}")
@@ -78,7 +78,7 @@ def main(payload: bytes) -> None:
 
 
 def _open_links(config: RankConfig) -> tuple[Inbox[RankInbound], Outbox]:
-    """Open the socket for rank 0's messages and the one for the replies."""
+    """Open the socket for messages from rank 0, and the socket for replies to rank 0."""
     worker, context = config.worker, zmq.Context[zmq.Socket[bytes]]()
     link, folder = worker.node, Path(worker.run_folder)
     is_remote = link is not None and config.rank >= worker.num_local_ranks
@@ -90,7 +90,7 @@ def _open_links(config: RankConfig) -> tuple[Inbox[RankInbound], Outbox]:
     inbox = Inbox(context, tcp_endpoint(link.host), RankInbound, dec_hook=decode_array, key=key)
     outbox = Outbox(context, tcp_endpoint(link.leader, link.port), key=key, watched=True)
     if outbox.connection is not None:
-        # Its plans will not come any more; the node starts the next ranks.
+        # No more plans can come. The node's process starts the next ranks.
         outbox.connection.when_closed(lambda: leave_at_once(0))
     outbox.send(RankAddress(config.rank, inbox.endpoint, link.session))
     return inbox, outbox
@@ -116,8 +116,7 @@ def _follow(
                 commands.execute(message)
                 continue
             pending = runner.launch(message)
-            # As on rank 0, at most two steps are ahead of the device, because two buffers
-            # alternate.
+            # At most two steps are in flight, as on rank 0, because steps use two buffers in turn.
             if last is not None:
                 last.wait()
             last = pending
@@ -126,10 +125,10 @@ def _follow(
 
 
 def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
-    """Report nothing: rank 0 reports for all ranks."""
+    """Report nothing, because rank 0 reports the progress for all ranks."""
 
 
 def _leave(config: RankConfig, message: str) -> NoReturn:
     failure_file(config.worker, config.rank).write_text(" ".join(message.split()), encoding="utf-8")
-    # There is no clean-up: it would wait for ranks that may be gone.
+    # The process ends without clean-up, which would wait for ranks that may have ended.
     leave_at_once(1)

@@ -1,7 +1,7 @@
-"""The other ranks of a worker: children of rank 0, or ranks of other nodes.
+"""The other ranks of a worker: child processes of rank 0, or ranks on other nodes.
 
-A rank that dies ends the worker, and the front restarts all ranks together. Ranks end when rank 0
-ends: rank 0 holds the other end of their stdin, or of their connection.
+If a rank ends, the worker ends, and the front process restarts all ranks together. If rank 0 ends,
+the other ranks end: they notice that their stdin, or their connection, is closed.
 """
 
 from __future__ import annotations
@@ -28,25 +28,29 @@ from runtime.worker.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
-# When a rank dies, other ranks often see the broken connection before rank 0 notices the exit.
+# Time within which rank 0 notices that a rank has ended. The other ranks often see the broken
+# connection earlier, so they wait this long before they report an error.
 DEATH_NOTICE_S = 2.0
 _REPLY_POLL_S = 0.1
 
 
 class PlanSender(Protocol):
-    """The interface of the ranks that `BroadcastRunner` uses."""
+    """Sends plans to the other ranks: the interface of `Ranks` that runners use."""
 
     def send(self, plan: StepPlan) -> None:
-        """Send every rank a step."""
+        """Send the plan of a step to every other rank."""
         ...
 
     def give_up(self, why: str, error: Exception) -> NoReturn:
-        """End this process, and the ranks with it."""
+        """End this process after a failed step, and the other ranks with it.
+
+        `why` and `error` are logged.
+        """
         ...
 
 
 class Ranks:
-    """Starts all ranks but 0, sends them plans, and ends this process when a rank dies."""
+    """Starts all ranks but rank 0, sends them plans, and ends this process if one of them ends."""
 
     def __init__(
         self,
@@ -54,13 +58,13 @@ class Ranks:
         config: WorkerConfig,
         start_failed: Callable[[str], None],
     ) -> None:
-        """Start the processes; they load at the same time as this process.
+        """Start the processes. They load the model at the same time as this process.
 
         Args:
             context: the ZMQ context of the sockets.
             config: rank 0's configuration.
-            start_failed: called with the reason, one line, on another thread when a rank ends
-                during start-up; this process ends as soon as it returns.
+            start_failed: called with a reason of one line, on another thread, if a rank ends during
+                the start-up. When it returns, this process ends.
 
         Raises:
             StartupError: the address for other nodes cannot be bound; the message is one line.
@@ -87,7 +91,7 @@ class Ranks:
                 self._children[child.pid] = rank
 
     def connect(self) -> None:
-        """Wait until the other nodes' ranks have started, and connect to them."""
+        """Wait until the ranks of other nodes have started, and connect to them."""
         link = self._config.node
         if self._nodes is None or link is None:
             return
@@ -97,20 +101,23 @@ class Ranks:
         ]
 
     def started(self) -> None:
-        """Note that every rank is ready: a later death is not reported as a failed start."""
+        """Note that every rank is ready, so that an end from now on is not a failed start."""
         self._starting = False
 
     def send(self, plan: StepPlan) -> None:
-        """Send every rank a step."""
+        """Send the plan of a step to every other rank."""
         for outbox in self._outboxes:
             outbox.send(plan)
 
     def before(
         self, execute: Callable[[WorkerCommand], ControlReply]
     ) -> Callable[[WorkerCommand], ControlReply]:
-        """Wrap `execute` of rank 0 so that all other ranks get every command first.
+        """Return a function that sends a command to all other ranks, then executes it here.
 
-        Every rank executes a command between the same two steps. The reply is rank 0's.
+        So every rank executes a command between the same two steps. The reply is rank 0's.
+
+        Args:
+            execute: executes a command on rank 0.
         """
 
         def execute_on_all(command: WorkerCommand) -> ControlReply:
@@ -121,15 +128,15 @@ class Ranks:
         return execute_on_all
 
     def ask(self, op: WeightOp) -> None:
-        """Send every rank an operation to run between two steps; `replies` must follow."""
+        """Ask every other rank to run an operation between two steps; call `replies` afterwards."""
         call = RankCall(op)
         for outbox in self._outboxes:
             outbox.send(call)
 
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
-        """Wait for each rank's reply to the latest `ask`; return them in order of rank.
+        """Wait for every rank's reply to the latest `ask`; return the replies in order of rank.
 
-        If a rank dies, this process ends. `beat` is called often while waiting.
+        If a rank ends meanwhile, this process ends. `beat` is called often, as a heartbeat.
         """
         found: dict[int, RankReply] = {}
         while len(found) < len(self._outboxes):
@@ -139,24 +146,27 @@ class Ranks:
         return [found[rank] for rank in sorted(found)]
 
     def wait_for_a_death(self) -> None:
-        """Give the thread that notices a rank's death time to end this process with its reason."""
+        """Wait so long that, if a rank has ended, this process ends with that rank's reason."""
         threading.Event().wait(DEATH_NOTICE_S)
 
     def give_up(self, why: str, error: Exception) -> NoReturn:
-        """End this process, and the ranks with it."""
+        """End this process after a failed step, and the other ranks with it.
+
+        `why` and `error` are logged.
+        """
         self.wait_for_a_death()
         with self._ending:
             logger.error("%s The worker ends.", why, exc_info=error)
             leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
-        # A child that ends at once waits here until it has been noted.
+        # If a child ends at once, this waits until `__init__` has stored the child's rank.
         with self._ending:
             rank = self._children[child.pid]
         self._lost(why_ended(self._config, rank, code))
 
     def _lost(self, why: str) -> NoReturn:
-        # The lock is held until the process ends: a second death need not be reported.
+        # The lock is not released, so that a second rank that ends is not reported.
         with self._ending:
             if self._starting:
                 self._start_failed(why)
@@ -166,21 +176,21 @@ class Ranks:
 
 
 class BroadcastRunner:
-    """Rank 0's runner; it sends every plan to the other ranks first."""
+    """Launches steps on all ranks: sends each plan to the others, then computes it on rank 0."""
 
     def __init__(self, runner: Runner, ranks: PlanSender) -> None:
-        """Wrap rank 0's own runner."""
+        """Use `runner` for rank 0's own part of each step."""
         self._runner = runner
         self._ranks = ranks
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step on every rank.
+        """Start to compute a step on every rank.
 
-        Masks are not sent: the other ranks take this rank's tokens instead of their own samples.
+        The masks are not sent: the other ranks receive the tokens that rank 0 samples.
         """
         self._ranks.send(plan)
         try:
             return self._runner.launch(plan, masks)
         except Exception as error:
-            # The other ranks are in the middle of the step, and nothing can synchronize them again.
+            # The other ranks are in the middle of the step and cannot be synchronized again.
             self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

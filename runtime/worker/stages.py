@@ -1,4 +1,4 @@
-"""Rank 0's runner of a model whose layers are cut into stages."""
+"""Launches steps of a model whose layers are divided into pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from runtime.worker.ranks import PlanSender
 
 
 class StagedRunner:
-    """Sends each plan to the other stages at once, and computes its own, the last, in `wait`.
+    """Sends each plan to the other stages at once; computes the last stage, its own, in `wait`.
 
-    So the stages before compute a step while this one computes an earlier step. Steps must be
-    waited for in the order of their launches. A row may only decode in a step that is launched
-    after the row's last token is known: the plan brings it to the first stage.
+    So the earlier stages compute a step while this process computes an earlier step. The steps must
+    be waited for in the order of their launches. A row may decode only in a step that is launched
+    when the row's last token is known, because the plan brings this token to the first stage.
     """
 
     def __init__(self, runner: Runner, ranks: PlanSender) -> None:
-        """Wrap rank 0's own runner."""
+        """Use `runner` for the last stage; `ranks` sends the plans to the other stages."""
         self._runner = runner
         self._ranks = ranks
-        # The last token of each row.
+        # The last token of each row, `[num_rows]`.
         self._last: Int32Array = np.zeros(0, dtype=np.int32)
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step on the other stages.
+        """Start to compute a step on the other stages.
 
-        Masks are made at once, while what they depend on is as the step was planned.
+        The masks are made now, because they depend on the state for which the step was planned.
         """
         made = None if masks is None else masks.make()
         decoding = plan.rows[: plan.num_decodes]
@@ -36,28 +36,28 @@ class StagedRunner:
         return _StagedStep(self, plan, made)
 
     def finish(self, plan: StepPlan, masks: TokenMasks | None) -> StepResult:
-        """Compute the last stage of the earliest step that is not finished."""
+        """Compute the last stage of the earliest unfinished step, and return the step's result."""
         try:
             result = self._runner.launch(plan, masks).wait()
         except Exception as error:
-            # The other ranks have computed the step, and nothing can synchronize them again.
+            # The other ranks have computed the step and cannot be synchronized again.
             self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)
         rows = plan.sample_rows
         if len(rows):
             most = int(rows.max()) + 1
             if len(self._last) < most:
                 self._last = np.pad(self._last, (0, most - len(self._last)))
-            # A row whose logits were NaN ends, and has no token.
+            # For a row with NaN logits the result is negative; its request ends.
             self._last[rows] = np.maximum(result.token_ids, 0)
         return result
 
 
 class _StagedStep:
-    """A step that the other stages compute."""
+    """A step whose earlier stages are being computed by the other ranks."""
 
     def __init__(self, runner: StagedRunner, plan: StepPlan, masks: TokenMasks | None) -> None:
         self._runner, self._plan, self._masks = runner, plan, masks
 
     def wait(self) -> StepResult:
-        """Compute the last stage."""
+        """Compute the last stage, and return the step's result."""
         return self._runner.finish(self._plan, self._masks)

@@ -1,4 +1,4 @@
-"""The worker process: loads the model, builds every part once, then runs the scheduler's loop."""
+"""The worker process: loads the model, builds all parts, then runs the scheduler's loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IDLE_WAIT_S = 0.25
 
 
 def main(payload: bytes) -> None:
-    """Run the worker with an encoded `WorkerConfig`."""
+    """Run the worker's process; `payload` is an encoded `WorkerConfig`."""
     started = time.monotonic()
     config = msgspec.msgpack.decode(payload, type=WorkerConfig)
     which = f" {config.dp_rank}" if config.dp_size > 1 else ""
@@ -78,8 +78,8 @@ def main(payload: bytes) -> None:
         logger.exception("The worker could not start")
         _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
-    # Objects made at start-up live as long as the process, so the garbage collector need not visit
-    # them again.
+    # Objects from the start-up live as long as the process, so the garbage collector skips them
+    # from now on.
     gc.collect()
     gc.freeze()
     try:
@@ -91,19 +91,19 @@ def main(payload: bytes) -> None:
             ranks.wait_for_a_death()
         logger.error("A step failed", exc_info=lost.__cause__)
         logger.critical("The device has failed, so the worker ends: %s", lost)
-        # There is no clean-up: it would wait for the device.
+        # The process ends without clean-up, which would wait for the device.
         leave_at_once(DEVICE_LOST_CODE)
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
     front.send(StartupFailed(" ".join(message.split())))
     context.destroy(linger=1000)
-    # Libraries are not cleaned up: that would wait for ranks that may be gone.
+    # The process ends without clean-up, which would wait for ranks that may have ended.
     leave_at_once(1)
 
 
 def _tell_start_failed(run_folder: Path, message: str) -> None:
-    # This runs on another thread than the worker's sockets do, so it opens its own socket.
+    # This runs on another thread, which must not use the sockets of the main thread.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = Outbox(context, front_address(run_folder))
     front.send(StartupFailed(message))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_forms import KV_FORMS
-from runtime.checkpoint.model_spec import LatentState, PagedState
+from runtime.checkpoint.model_spec import LatentState, PagedState, SharedState
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.layers.build_context import BuildContext, parse_dtype
@@ -58,6 +58,9 @@ class Driver:
         # numbers and scales NaN is all ones.
         self.kv = []
         for state in model.spec.layer_states:
+            if isinstance(state, SharedState):
+                self.kv.append(self.kv[state.layer_idx])
+                continue
             assert isinstance(state, PagedState)
             row_bytes = form.row_elements(state.head_dim) * dtype.itemsize
             heads = state.heads_of_rank(model.context.tp_size)

@@ -40,6 +40,10 @@ class HashRunner:
         self.fail_rows_with_token: int | None = None
         # The tokens that each slot of recurrent states has seen.
         self.states: dict[int, list[int]] = {0: []}
+        # Window pages of pages, and the tokens in their slots; written if there is a window.
+        self.window = 0
+        self.window_of = np.zeros(num_pages + 1, dtype=np.int64)
+        self.window_slots = self.slots.copy()
         # An error that the next launch raises, or the wait for it.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
@@ -48,16 +52,7 @@ class HashRunner:
         if self.launch_error is not None:
             raise self.launch_error
         self.num_steps += 1
-        for join in plan.joins:
-            self.page_table[join.row] = 0
-        for update in plan.page_updates:
-            self.page_table[update.row, update.start : update.start + len(update.pages)] = (
-                update.pages
-            )
-        if plan.new_pages is not None:
-            for row, length, page in zip(plan.rows, plan.start_lens, plan.new_pages, strict=False):
-                if page:
-                    self.page_table[row, length // self.page_size] = page
+        self._apply(plan)
         tokens: list[int] = []
         failed: dict[int, str] = {}
         offset = 0
@@ -74,6 +69,8 @@ class HashRunner:
             pages = self.page_table[row, places // self.page_size]
             assert (pages > 0).all(), "a token was written to a page the row does not have"
             self.slots[pages * self.page_size + places % self.page_size] = new
+            if self.window:
+                self._write_window(row, places, new)
             if plan.states is not None:
                 self._move_states(plan, index, self._sequence(row, start + length))
             if plan.samples[index]:
@@ -83,10 +80,35 @@ class HashRunner:
         assert offset == len(plan.chunk_tokens)
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
 
+    def _apply(self, plan: StepPlan) -> None:
+        """Write the pages of rows."""
+        for join in plan.joins:
+            self.page_table[join.row] = 0
+        for update in plan.page_updates:
+            self.page_table[update.row, update.start : update.start + len(update.pages)] = (
+                update.pages
+            )
+        if plan.new_pages is not None:
+            for row, length, page in zip(plan.rows, plan.start_lens, plan.new_pages, strict=False):
+                if page:
+                    self.page_table[row, length // self.page_size] = page
+        if plan.windows is not None:
+            self.window_of[plan.windows.pages] = plan.windows.window_pages
+
     def _sequence(self, row: int, length: int) -> np.ndarray:
         everything = np.arange(length)
         pages = self.page_table[row, everything // self.page_size]
         return self.slots[pages * self.page_size + everything % self.page_size]
+
+    def _write_window(self, row: int, places: np.ndarray, new: np.ndarray) -> None:
+        """Write tokens to window pages, and check all tokens that their windows see."""
+        seen = np.arange(max(0, places[0] - self.window + 1), places[-1] + 1)
+        pages = self.window_of[self.page_table[row, seen // self.page_size]]
+        assert (pages > 0).all(), "a page of a window is missing"
+        slots = pages * self.page_size + seen % self.page_size
+        self.window_slots[slots[len(seen) - len(new) :]] = new
+        expected = self._sequence(row, int(places[-1]) + 1)[seen]
+        assert np.array_equal(self.window_slots[slots], expected), "a window has other tokens"
 
     def _move_states(self, plan: StepPlan, index: int, sequence: np.ndarray) -> None:
         """Check that the state read has seen what precedes, and write those that follow."""

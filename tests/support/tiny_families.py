@@ -40,6 +40,18 @@ _LATENTS = {
     "rope_parameters": _DEEP_YARN,
 }
 
+# Two kinds of layers, whose heads differ in number and size; a quarter of a global head rotates.
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+
 TINY_FAMILIES: dict[str, TinyModel] = {
     # Latents in the pool, heads of three sizes, queries without a latent; a softmax, in groups.
     "deepseek_v2": TinyModel(
@@ -68,6 +80,46 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "n_group": 1,
             "topk_group": 1,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    # The last three layers read the keys of earlier ones; embeddings of tokens for each layer.
+    "gemma4_inputs": TinyModel(
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 512,
+        },
+    ),
+    # Keys of global layers are their values; experts beside the dense block. Towers are not loaded.
+    "gemma4_moe": TinyModel(
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": {
+                **_GEMMA4,
+                "num_hidden_layers": 3,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "enable_moe_block": True,
+                "num_experts": 6,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 32,
+                "tie_word_embeddings": False,
+                "pad_token_id": ENDOFTEXT_ID,
+            },
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "position_embedding_size": 64,
+            },
+            "tie_word_embeddings": False,
         },
     ),
     # Half of each head rotates after its norm; biases of q, k and v.
@@ -177,5 +229,7 @@ TINY_FAMILIES |= {
 def tiny_family(name: str) -> Path:
     """Return the folder of the variant `name`, made on first use; do not write into it."""
     variant = TINY_FAMILIES[name]
-    options = {"pad_token_id": ENDOFTEXT_ID, **variant.options}
+    options = dict(variant.options)
+    if "text_config" not in options:
+        options.setdefault("pad_token_id", ENDOFTEXT_ID)
     return write_tiny(name, replace(variant, options=options))

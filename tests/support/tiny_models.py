@@ -228,10 +228,14 @@ def write_tiny(name: str, variant: TinyModel) -> Path:
     assert_version_is_safe()
     folder = tiny_root() / name
     model_class = getattr(transformers, variant.architecture)
+    text = variant.options.get("text_config")
     options = {**_SMALL, **variant.options}
+    if text is not None:
+        # A model that takes images: the sizes are those of its text model.
+        options = {**variant.options, "text_config": {**_SMALL, **text}}
     # Deep copies, because transformers writes into the dictionaries it is given.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
-    zero_centered = variant.architecture.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))
+    zero_centered = variant.architecture.startswith(("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))
     randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
     model = model.to(getattr(torch, variant.dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)
@@ -398,7 +402,7 @@ def randomise(model: Any, seed: int, norm: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(generator=generator)
-        if name.lower().endswith("norm.weight"):
+        if name.lower().endswith(("norm.weight", "norm_1.weight", "norm_2.weight")):
             parameter.data.copy_(norm + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.data.copy_(0.2 * noise)
@@ -409,3 +413,5 @@ def randomise(model: Any, seed: int, norm: float) -> None:
         # Zeros otherwise, as if experts were chosen by their scores alone.
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.2, generator=generator)
+        elif name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 1.0, generator=generator)

@@ -1,1 +1,1 @@
-"""Attention back ends: one protocol, one file each."""
+"""Attention back ends: one protocol, and one file for each back end."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AttentionShape(NamedTuple):
-    """The sizes and settings on which work lists and work space depend.
+    """The sizes of a layer's attention on which work lists and work space depend.
 
     Layers with equal shapes share work lists and work space.
     """
@@ -31,29 +31,31 @@ class AttentionShape(NamedTuple):
 
 @dataclass
 class AttentionLayer:
-    """One layer's attention on this rank, besides q, k and v.
+    """The constants of one layer's attention on this rank: sizes, scale, rotation and norms.
 
     Attributes:
-        layer_idx: index into `ForwardBatch.kv`. A layer that reads another layer's keys finds them
-            there (`SharedState`), and only calls `attend`.
+        layer_idx: index into `ForwardBatch.kv`. A layer that reads another layer's keys
+            (`SharedState`) has that layer's index and only calls `attend`.
         num_heads, num_kv_heads: query heads and key/value heads of this rank.
-        head_dim: elements of a head of queries and keys, and of its place in the pages.
-        scale: multiplies the scores, usually `head_dim ** -0.5`.
-        cos_sin: `[max_positions, rotary_dim]` float32, cosines then sines, half each; `None` if
-            `run` should not rotate. Usually a whole head rotates, else its first `rotary_dim`
-            elements.
-        interleaved: whether neighbors rotate together; see `RopeConfig`.
-        q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`; only
-            `run` applies them.
+        head_dim: elements of a query or key head. A head of values also takes this many elements of
+            a page.
+        scale: factor of the scores, usually `head_dim ** -0.5`.
+        cos_sin: `[max_positions, rotary_dim]` float32: in each row `rotary_dim / 2` cosines, then
+            as many sines. Only the first `rotary_dim` elements of a head are rotated; usually these
+            are the whole head. `None` if `run` must not rotate.
+        interleaved: whether neighboring elements form the pairs that are rotated; see `RopeConfig`.
+        q_norm, k_norm: `[head_dim]` weights of an RMSNorm that `run` applies to each head before
+            rotation, or `None`. `attend` does not apply it.
         eps: epsilon of that norm.
-        zero_centered: whether that norm's factors are `1 + weight`.
-        window_left: keys a query may look back on besides itself; -1 for all.
-        is_rounded: whether float32 may be multiplied as bfloat16.
-        value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
-        softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
-        sinks: `[num_heads]` float32, a score of each head that has no value, or `None`.
-        is_latent: whether the pages hold latents: keys of one head whose first `value_dim` elements
-            are the values. The layer writes them itself and only calls `attend`.
+        zero_centered: whether that norm multiplies by `1 + weight` instead of `weight`.
+        window_left: most earlier keys that a query sees besides its own; -1 for all.
+        is_rounded: whether float32 operands may be rounded to bfloat16 before they are multiplied.
+        value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
+        softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
+        sinks: `[num_heads]` float32 or `None`: for each head one more score in the softmax, which
+            has no value.
+        is_latent: whether the pages hold latents (MLA): keys of one head, whose first `value_dim`
+            elements are the values. The layer writes the latents itself and only calls `attend`.
     """
 
     layer_idx: int
@@ -76,25 +78,25 @@ class AttentionLayer:
 
     @cached_property
     def shape(self) -> AttentionShape:
-        """The key of work lists and work space."""
+        """Return the sizes by which layers share work lists and work space."""
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.window_left)
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are only scaled, and values are as wide as keys."""
+        """Whether scores are only scaled (no soft cap, no sinks) and values are as wide as keys."""
         return not self.softcap and self.sinks is None and self.value_dim in (0, self.head_dim)
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step.
+    """The size of the largest step that a back end must handle.
 
     Attributes:
-        max_seqs: most sequences of a step.
-        max_tokens: most new tokens of a step, over all sequences.
-        max_prompt_tokens: most prompt tokens of a step. At the first whole prompt, a back end
-            prepares for all lengths up to this one. With 0 it prepares for each new length when a
-            prompt has that length.
+        max_seqs: most sequences in a step.
+        max_tokens: most new tokens in a step, over all sequences.
+        max_prompt_tokens: most prompt tokens in a step. When the first whole prompt runs, a back
+            end prepares its kernels for all prompt lengths up to this number. With 0, it prepares
+            for a length when the first prompt of that length runs.
     """
 
     max_seqs: int
@@ -103,15 +105,16 @@ class StepLimits:
 
 
 class AttentionBackend(Protocol):
-    """Writes keys and values to pages and attends; owns the layout of its own plan only.
+    """Writes keys and values to pages of the KV cache and computes attention over them.
 
-    A layer calls `write` and `attend` with heads that it made itself, or `run`, which also rotates
-    them, in fewer launches.
+    `plan` runs once a step, the other methods once a layer. A layer makes its heads itself and
+    calls `write` and `attend`, or it calls `run`, which also norms and rotates the heads, in fewer
+    launches.
 
     Attributes:
-        is_graph_safe: whether all methods may be captured in a CUDA graph: the host reads
-            nothing from the device.
-        reads_host: whether it needs `ForwardBatch.host` outside graphs.
+        is_graph_safe: whether a CUDA graph may capture all methods, because the host reads nothing
+            from the device.
+        reads_host: whether the back end needs `ForwardBatch.host` outside graphs.
         choices: the chosen kernels and the reasons, for the log.
     """
 
@@ -120,7 +123,7 @@ class AttentionBackend(Protocol):
 
     @property
     def choices(self) -> tuple[Choice[Any], ...]:
-        """See above."""
+        """Return the chosen kernels and the reasons, for the log."""
         ...
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
@@ -128,61 +131,64 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Prepare for `batch`, once for all layers."""
+        """Prepare for the step `batch`: write the work lists that all layers use."""
         ...
 
     def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """Write one layer's new keys and values to their pages.
+        """Write one layer's new keys and values to pages of the KV cache.
 
         Args:
             layer: the layer's constants.
-            k: `[num_tokens, num_kv_heads, head_dim]`, normed and rotated; elements contiguous,
-                tokens and heads at any stride.
-            v: `[num_tokens, num_kv_heads, value_dim]`, likewise.
-            batch: the planned batch.
+            k: `[num_tokens, num_kv_heads, head_dim]`, already normed and rotated. The elements of a
+                head are contiguous; tokens and heads may have any stride.
+            v: `[num_tokens, num_kv_heads, value_dim]`, with strides as for `k`.
+            batch: the step, after `plan`.
         """
         ...
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer over the keys in its pages, which include this step's.
+        """Compute one layer's attention over the keys in its pages, which include this step's.
 
         Args:
             layer: the layer's constants.
-            q: `[num_tokens, num_heads, head_dim]`, normed and rotated; heads and elements
-                contiguous, tokens at any stride.
-            batch: the planned batch.
+            q: `[num_tokens, num_heads, head_dim]`, already normed and rotated. The heads and
+                elements of a token are contiguous; tokens may have any stride.
+            batch: the step, after `plan`.
 
         Returns:
-            `[num_tokens, num_heads * value_dim]`.
+            A new tensor `[num_tokens, num_heads * value_dim]`.
         """
         ...
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Norm and rotate the heads of one layer, write and attend.
+        """Norm and rotate one layer's heads, write keys and values to the pages, and attend.
 
         Args:
-            layer: the layer's constants.
-            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place. All
-                heads have one size here.
-            batch: the planned batch; its cache gets the new keys and values.
+            layer: the layer's constants. Heads of values are as wide as keys.
+            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
+            batch: the step, after `plan`; its KV cache gets the new keys and values.
 
         Returns:
-            `[num_tokens, num_heads * head_dim]`.
+            A new tensor `[num_tokens, num_heads * head_dim]`.
         """
         ...
 
 
 @runtime_checkable
 class SharesPrefixes(Protocol):
-    """A back end that supports `ForwardBatch.shares_prefixes`."""
+    """A back end that reads the keys of a prefix once for all sequences that begin with it.
+
+    The batches for which it may do so have `ForwardBatch.shares_prefixes`.
+    """
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        """Send the groups for the following batches with `shares_prefixes`.
+        """Send the groups of sequences with a common prefix to the device.
 
-        Returns without waiting; the device reads the groups when it runs a batch.
+        The groups hold for the following batches with `ForwardBatch.shares_prefixes`. The call
+        returns without waiting; the device reads the groups when it runs a batch.
 
         Args:
-            groups: at most `MAX_GROUPS`, no sequence in two of them.
+            groups: at most `MAX_GROUPS` groups. A sequence is in at most one of them.
         """
         ...
 
@@ -198,14 +204,14 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     },
 )
 
-# What `auto` means on each device.
+# The back end of each device under `--attention-backend auto`.
 DEFAULT_ATTENTION = {"cpu": "cpu", "cuda": "triton"}
 
-# Why, for the log.
+# The reasons for these defaults, for the log.
 DEFAULT_REASONS = {
     "cpu": "the device's kernels over pages",
     "cuda": "planned on the device, within graphs; others plan on the host or compile for minutes",
 }
 
-# The form of a back end whose results do not depend on the batch.
+# The variant of a back end whose results have the same bits in every batch.
 INVARIANT_ATTENTION = {"cpu": "cpu", "triton": "triton_invariant"}

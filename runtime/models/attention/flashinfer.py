@@ -1,9 +1,10 @@
-"""FlashInfer over pages if the host knows the lengths; otherwise `models.attention.triton`.
+"""Attention with FlashInfer's kernels where the host knows the lengths, and Triton's elsewhere.
 
-On request only (`--attention-backend flashinfer`): its kernels are compiled at the first start, a
-minute or more each. A prompt chunk on a Hopper GPU runs FlashAttention-3. Decode steps without a
-graph use its tensor-core kernels. Those in graphs, or beside prompts, stay with Triton, which needs
-no planning on the host (`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
+FlashInfer is used only on request (`--attention-backend flashinfer`), because its kernels are
+compiled at the first start, a minute or more each. Prompt chunks run FlashAttention-3 on a Hopper
+GPU. Decode steps without a CUDA graph run FlashInfer's tensor-core kernels. Decode steps in graphs,
+and rows that decode beside prompts, run the Triton kernels, which need no planning on the host
+(`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
 
 Source: FlashInfer (Ye et al., 2025), https://docs.flashinfer.ai/api/attention.html.
 """
@@ -21,25 +22,29 @@ from runtime.models.attention.backend import AttentionLayer, AttentionShape, Ste
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.attention.triton import TritonAttention
 
-# For the parts of split sequences; enough for 16 query heads a key head on most GPUs.
+# Work space for the partial results of sequences whose keys are split. This size is enough for 16
+# query heads per key head on most GPUs.
 WORKSPACE_BYTES = 384 * 2**20
-# What one plan of a step serves.
+# The layers that share one plan of a step: those of equal shape and scale.
 _Kind = tuple[AttentionShape, float]
-# A plan is copied from the wrapper's host memory when the device reaches it. While one step is
-# planned, two may be in flight.
+# The device copies a plan from the wrapper's host memory only when it reaches the step. Two steps
+# may be in flight while a third is planned, so wrappers take turns.
 _NUM_TURNS = 3
 
 
 class FlashInferAttention(TritonAttention):
-    """Plans once a step and kind of layer, for prompt chunks or, without graphs, decoding rows."""
+    """Plans FlashInfer's kernels once a step for each kind of layer.
+
+    A plan covers the step's prompt chunks, or, in a step without prompts, its decoding rows.
+    """
 
     reads_host = True
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
-        """Import FlashInfer; its kernels are loaded or compiled when first used.
+        """Import FlashInfer; its kernels are loaded or compiled when they are first used.
 
         Raises:
-            RuntimeError: it is not installed, or the device is not a GPU.
+            RuntimeError: FlashInfer is not installed, or the device is not a GPU.
         """
         if device_type != "cuda":
             raise RuntimeError("The flashinfer attention backend needs a CUDA device.")
@@ -68,8 +73,8 @@ class FlashInferAttention(TritonAttention):
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         host, num_decodes = batch.host, batch.num_decodes
-        # For tokens that see later tokens, it needs a mask with a bit for every pair, made on the
-        # host.
+        # For tokens that see later tokens, FlashInfer needs a mask with a bit for each pair of
+        # tokens, made on the host.
         is_plain = layer.is_plain and batch.key_ends is None
         if host is None or num_decodes is None or not is_plain:
             super()._attend_pages(layer, q, out, batch, num_seqs)
@@ -87,7 +92,10 @@ class FlashInferAttention(TritonAttention):
         self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
 
     def _wrapper(self, kind: _Kind, device: torch.device, *, decodes: bool) -> Any:
-        """Return the wrapper of the current turn."""
+        """Return FlashInfer's wrapper for these layers and the step.
+
+        Make it when it is first needed.
+        """
         key = kind, decodes, self._turn
         if key not in self._wrappers:
             if self._workspace is None:
@@ -97,17 +105,19 @@ class FlashInferAttention(TritonAttention):
         return self._wrappers[key]
 
     def _plan_seqs(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch, seqs: slice) -> Any:
-        """Return a wrapper that is planned for these sequences of the step."""
+        """Return FlashInfer's wrapper, planned for the sequences `seqs` of the step."""
         host = batch.host
         assert host is not None
         decodes = seqs.stop == batch.num_decodes
         wrapper = self._wrapper((layer.shape, layer.scale), q.device, decodes=decodes)
-        page_size = batch.kv[layer.layer_idx].k.shape[2]
+        kv = batch.kv[layer.layer_idx]
+        page_size = kv.k.shape[2]
         lengths = host.seq_lens[seqs]
         num_pages = -(-lengths // page_size)
         indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(num_pages, out=indptr[1:])
-        table = host.page_table[seqs]
+        window_table = host.window_table if kv.is_windowed else None
+        table = (host.page_table if window_table is None else window_table)[seqs]
         pages = table[np.arange(table.shape[1]) < num_pages[:, None]]
         arrays = [indptr, pages, lengths - (num_pages - 1) * page_size]
         options: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""One step's input to the model: plain tensors, no requests, no configuration, no globals."""
+"""The input of one step of the model: plain tensors, without requests or configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,32 +18,49 @@ if TYPE_CHECKING:
 
 @dataclass
 class KVCache:
-    """One layer's memory: pages of keys and values, or slots of recurrent states.
+    """One layer's memory between steps: pages of keys and values, or slots of recurrent states.
 
     Attributes:
-        k, v: `[num_pages, num_kv_heads, page_size, row_elements]`: `head_dim` numbers of the
-            model's dtype, or a row of another form (`kernels.kv_forms`), which includes scales. No
-            sequence has page 0: padding may write there. For latents `k` and `v` are one tensor.
-            Empty for a recurrent layer.
-        states: `[num_slots + 2, ...]` each, the parts of a recurrent layer's states. Slot 0 is
+        k, v: `[num_pages, num_kv_heads, page_size, row_elements]`. A row holds `head_dim` numbers
+            of the model's dtype, or is stored in a form of `kernels.kv_forms`, which includes
+            scales. Page 0 belongs to no sequence; padding may write there. With latents (MLA), `k`
+            and `v` are the same tensor. Both are empty for a recurrent layer.
+        states: the parts of a recurrent layer's states, `[num_slots + 2, ...]` each. Slot 0 is all
             zeros and never written; padding writes to the last slot.
+        is_windowed: whether the layer has a window and its pages are listed in
+            `ForwardBatch.window`.
     """
 
     k: Tensor
     v: Tensor
     states: tuple[Tensor, ...] = ()
+    is_windowed: bool = False
+
+
+class WindowView(NamedTuple):
+    """The pages of layers with a window, if these layers have pages of their own.
+
+    Attributes:
+        page_table: `[num_seqs, max_pages]` int32, the block table of these layers. Entries for
+            pages behind the window may be 0.
+        slots: `[num_tokens]` int64, the slot mapping of these layers; see `ForwardBatch.slots`.
+    """
+
+    page_table: Tensor
+    slots: Tensor
 
 
 class StateSteps:
-    """Where a step's sequences read and write recurrent states; on the device.
+    """The slots where a step's sequences read and write recurrent states.
 
     Attributes:
-        reads: `[num_seqs]` int64, slot of each sequence's states ahead of its new tokens.
-        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves.
-        save_ends: `[num_saves]` int64, index in the step of the token behind the last one that the
-            saved states have seen.
+        reads: `[num_seqs]` int64, for each sequence the slot of its states before its new tokens.
+        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves in the `save_` tensors
+            below. A save writes the states after one of the step's tokens to a slot.
+        save_ends: `[num_saves]` int64, index in the step of the last token that the saved states
+            have seen, plus one.
         save_seqs: `[num_saves]` int64, index of each save's sequence.
-        save_slots: `[num_saves]` int64, where the states are written.
+        save_slots: `[num_saves]` int64, slots to which the states are written.
         is_decode: whether each sequence has one new token.
     """
 
@@ -67,10 +84,10 @@ class StateSteps:
         self._taps: dict[int, Tensor] = {}
 
     def taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
-        """Return where a convolution reads what precedes each token and each save.
+        """Return the rows that a causal convolution reads before each token and each save.
 
-        The indices are into the step's `num_tokens` rows, followed by `width - 1` rows of each
-        sequence's state. Layers of equal width share the indices.
+        The rows are numbered over the step's `num_tokens` tokens, followed by `width - 1` rows of
+        each sequence's state. Layers of equal `width` share the result.
 
         Args:
             width: tokens that the convolution sees, including the newest.
@@ -78,7 +95,8 @@ class StateSteps:
             num_tokens: number of the step's tokens.
 
         Returns:
-            `[num_tokens + num_saves, width - 1]` int64, the oldest first.
+            `[num_tokens + num_saves, width - 1]` int64 row numbers, in each row the oldest token
+            first.
         """
         found = self._taps.get(width)
         if found is None:
@@ -101,22 +119,27 @@ class StateSteps:
 
 @dataclass(frozen=True)
 class HostLengths:
-    """Host copies of the batch's tensors, for a back end that plans on the host."""
+    """Host copies of the batch's tensors of the same names, for back ends that plan on the host.
+
+    Attributes:
+        window_table: `ForwardBatch.window.page_table`; `None` if `window` is `None`.
+    """
 
     qo_indptr: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
     page_table: NDArray[np.int32]
+    window_table: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Tokens that stand for images.
+    """The tokens of a step that stand for images, and the vectors of these images.
 
     Attributes:
         token_indices: `[n]` int64, indices of these tokens in the step.
-        vectors: `[n, hidden_size]` each, of the model's dtype. The first one replaces their
-            embeddings; each further one is added to the stream after one of the first layers, in
-            order.
+        vectors: tensors `[n, hidden_size]` of the model's dtype. The first tensor replaces the
+            embeddings of these tokens. Each further tensor is added to the residual stream after
+            one layer, beginning with the first layer.
     """
 
     token_indices: Tensor
@@ -125,43 +148,50 @@ class ImageTokens:
 
 @dataclass
 class ForwardBatch:
-    """New tokens of several sequences, flattened; sequences with one new token come first.
+    """The new tokens of all sequences of a step, concatenated; those with one new token come first.
 
-    In a graph the tensors may be longer than the step: tokens after `qo_indptr[-1]`, and those of
-    rows that pad a decode batch, are padding. Every op of a layer works on each row independently,
-    so padding rows may hold anything, even NaN, without an effect on other rows. An op that reads
-    across rows (the largest value of a tensor for one fp8 scale, how many tokens an expert gets)
-    must exclude them: by `qo_indptr[-1]`, or by `slots`, which is negative or on page 0 for all
-    padding.
+    In a CUDA graph the tensors may be longer than the step. Tokens after `qo_indptr[-1]`, and
+    tokens of rows that pad a decode batch, are padding. Every op of a layer works on each row
+    independently, so padding rows may hold any numbers, even NaN, without an effect on other rows.
+    An op that reads across rows (the largest value of a tensor for one fp8 scale, the number of
+    tokens for each expert) must exclude padding: by `qo_indptr[-1]`, or by `slots`, which are
+    negative or on page 0 for all padding.
 
     Attributes:
         input_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64, each token's index in its own sequence.
-        slots: `[num_tokens]` int64, where keys and values go: `page * page_size + offset`.
+        slots: `[num_tokens]` int64, the slot mapping: `page * page_size + offset` of the place in
+            the KV cache where a token's keys and values are written.
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
-        seq_lens: `[num_seqs]` int32, keys of each sequence, including this step's.
-        page_table: `[num_seqs, max_pages]` int32.
-        num_decodes: this many first sequences have exactly one new token; `None` if only the device
-            knows.
-        logits_indices: `[num_samples]` int64, the tokens that need logits; the model gives its
-            output for these only. `None`: every token.
+        seq_lens: `[num_seqs]` int32, number of each sequence's keys, including this step's.
+        page_table: `[num_seqs, max_pages]` int32, the block table: each sequence's pages in order.
+        num_decodes: number of sequences with exactly one new token at the start of the batch;
+            `None` if only the device knows it.
+        logits_indices: `[num_samples]` int64, indices of the tokens that need logits. The model
+            returns its output for these tokens only; `None` means every token.
         kv: one entry per layer.
         attention: the attention back end, planned for this batch.
-        embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens with a given
-            embedding, and these embeddings.
-        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, if
-            some see later tokens, as the tokens of an image do; `None`: up to itself.
-        images: tokens that stand for images, if there are any.
-        rope_axes: `[3, num_tokens]` int64, positions of time, row and column, if they differ.
-        cos_sin: `[num_tokens, head_dim]` float32, replaces each layer's table; the model makes it
-            from `rope_axes`, and `positions` are then its rows.
-        whole_prompts: numbers of new tokens of those last sequences that have no earlier tokens, in
-            order: their keys and values are also in the tensor of their queries.
+        embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: indices of tokens whose
+            embedding the caller gave, and these embeddings.
+        key_ends: `[num_tokens]` int32, for each token the number of its sequence's first keys that
+            it sees. It is set if some tokens see later tokens, as an image's tokens do. With
+            `None`, a token sees the keys up to its own.
+        images: the tokens that stand for images; `None` if there are none.
+        rope_axes: `[3, num_tokens]` int64, rotary positions of time, row and column, if the three
+            differ.
+        cos_sin: `[num_tokens, head_dim]` float32, used instead of each layer's own rotary table.
+            The model makes it from `rope_axes` and then sets `positions` to its row numbers.
+        whole_prompts: numbers of new tokens of the last sequences, in order, if these have no
+            earlier tokens. The keys and values that they need are also in the tensor of their
+            queries.
         shares_prefixes: whether sequences may share their first keys, in the groups that were sent
-            to the back end; only if each has one new token.
+            to the back end. It is set only if each sequence has one new token.
         host: host copies of lengths for a back end with `reads_host`; `None` inside graphs.
-        adapters: the adapters of the batch's tokens; the loop over layers narrows both together.
-        states: where recurrent states are read and written, if the model has any.
+        adapters: the LoRA adapters of the batch's tokens. Where the model drops tokens between
+            layers, it narrows the hidden states and `adapters` together.
+        states: the slots where recurrent states are read and written; `None` if the model has no
+            such states.
+        window: the pages of windowed layers; `None` if all layers share pages.
     """
 
     input_ids: Tensor
@@ -185,9 +215,25 @@ class ForwardBatch:
     cos_sin: Tensor | None = None
     adapters: AdapterSlots | None = None
     states: StateSteps | None = None
+    window: WindowView | None = None
+
+    def pages_of(self, layer_idx: int) -> Tensor:
+        """Return the page table of a layer."""
+        if self.window is not None and self.kv[layer_idx].is_windowed:
+            return self.window.page_table
+        return self.page_table
+
+    def slots_of(self, layer_idx: int) -> Tensor:
+        """Return the slots to which layer `layer_idx` writes keys and values."""
+        if self.window is not None and self.kv[layer_idx].is_windowed:
+            return self.window.slots
+        return self.slots
 
     def put_embeds(self, embedded: Tensor) -> None:
-        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, with given embeddings."""
+        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, in place.
+
+        The new rows are the embeddings that callers gave, and the vectors of images.
+        """
         if self.embed_indices is not None and self.embeds is not None:
             embedded.index_copy_(0, self.embed_indices, self.embeds.to(embedded.dtype))
         if self.images is not None:
@@ -195,5 +241,5 @@ class ForwardBatch:
 
     @property
     def deep_vectors(self) -> Sequence[Tensor]:
-        """Vectors that the first layers add to the stream, at `images.token_indices`."""
+        """Return the image vectors that the first layers add at `images.token_indices`."""
         return () if self.images is None else self.images.vectors[1:]

@@ -1,4 +1,4 @@
-"""Attention of whole texts in both directions, with rotary embeddings and without pages."""
+"""Attention over whole texts in both directions, as encoders need it, without pages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.models.attention.backend import AttentionLayer
 def attend_packed(
     layer: AttentionLayer, qkv: Tensor, positions: Tensor, lengths: Sequence[int]
 ) -> Tensor:
-    """Attend one layer.
+    """Rotate one layer's heads and compute attention in each text over all tokens of that text.
 
     Args:
-        layer: the layer's constants; its window counts on both sides.
+        layer: the layer's constants; its window counts on both sides of a token.
         qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
         positions: `[num_tokens]` int64, each token's index in its text.
-        lengths: tokens of each text.
+        lengths: number of tokens of each text.
 
     Returns:
         `[num_tokens, num_heads * head_dim]`.
@@ -57,5 +57,5 @@ def attend_packed(
 
 @cache
 def _nowhere(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Pages that nothing is written to."""
+    """Return an empty page for the kernel's arguments; negative slots leave it unwritten."""
     return torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache with the device's best kernels, or the plain-torch reference."""
+"""Attention over pages of the KV cache, with the device's fastest kernels or with plain torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
 
 
 class PagedAttention:
-    """Rotates, writes and attends with the implementations that the device's tables choose.
+    """Attention over pages with the kernels that the device's kernel tables choose.
 
     Attributes:
-        choices: what was chosen and why, for the log.
+        choices: the chosen kernels and the reasons, for the log.
     """
 
     is_graph_safe = False
     reads_host = False
 
     def __init__(self, device_type: str = "cpu", limits: StepLimits | None = None) -> None:
-        """Choose implementations for `device_type`; they need no `limits`.
+        """Choose kernels for `device_type`; `limits` are not used.
 
         Raises:
-            RuntimeError: a requested implementation cannot run here.
+            RuntimeError: a requested kernel cannot run on this machine.
         """
         del limits
         rope, attention = self._choose(device_type)
@@ -40,24 +40,24 @@ class PagedAttention:
         return ROPE.choose(device_type), PAGED_ATTENTION.choose(device_type)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing to prepare: the kernels read the batch's own tensors."""
+        """Do nothing: the kernels read the batch's own tensors."""
 
     def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """Write keys and values; see `AttentionBackend.write`."""
         write_heads(self._rope, layer, k, v, batch)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Rotate, write and attend; see `AttentionBackend.run`."""
+        """Rotate heads, write keys and values, and attend; see `AttentionBackend.run`."""
         return self.attend(layer, rotate_and_write(self._rope, layer, qkv, batch), batch)
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer; see `AttentionBackend.attend`."""
+        """Compute one layer's attention; see `AttentionBackend.attend`."""
         kv = batch.kv[layer.layer_idx]
         out = self._paged_attention(
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             batch.seq_lens,
             batch.qo_indptr,
             layer.scale,
@@ -71,9 +71,9 @@ class PagedAttention:
 
 
 class ReferenceAttention(PagedAttention):
-    """Paged attention in plain torch on any device.
+    """Attention over pages in plain torch, on any device.
 
-    It is slow, and other back ends are tested against it.
+    It is slow. Tests compare other back ends with it.
     """
 
     def _choose(self, device_type: str) -> Chosen:

@@ -1,4 +1,4 @@
-"""The steps of every back end before attention (rotate and write) and after it."""
+"""The work that all back ends do before attention (rotate heads, write pages) and after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.models.attention.forward_batch import ForwardBatch
 def rotate_and_write(
     kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
 ) -> Tensor:
-    """Norm and rotate the heads of `qkv` in place, and fill the layer's pages.
+    """Norm and rotate the heads of `qkv` in place, and write keys and values to the layer's pages.
 
     Args:
         kernels: the implementation that was chosen for the device.
@@ -39,7 +39,7 @@ def rotate_and_write(
         head_dim,
         layer.cos_sin if batch.cos_sin is None else batch.cos_sin,
         batch.positions,
-        batch.slots,
+        batch.slots_of(layer.layer_idx),
         kv.k,
         kv.v,
         layer.q_norm,
@@ -53,12 +53,17 @@ def rotate_and_write(
 def _turn_and_write(
     kernels: RopeKernels, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch
 ) -> None:
-    """Do the same where no head rotates, only the first elements of each, or neighbors do."""
+    """Do the work of `rotate_and_write` for layers that the fused kernel does not support.
+
+    These are layers without rotation, layers that rotate only the first elements of each head, and
+    layers that rotate neighboring elements together.
+    """
     heads = qkv.unflatten(1, (-1, layer.head_dim))
     q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
     for each, weight in ((q, layer.q_norm), (k, layer.k_norm)):
         if weight is not None:
-            # A single head's rows are apart from one another without a copy.
+            # With a single head, `reshape` returns a view with strides, which the norm does not
+            # take.
             flat = each.reshape(-1, layer.head_dim).contiguous()
             normed = rms_norm(flat, weight, layer.eps, layer.zero_centered)
             each.copy_(normed.view(each.shape))
@@ -70,12 +75,15 @@ def _turn_and_write(
 
 
 def turn(part: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate the first elements of each head, as many as the table has; in place.
+    """Rotate the first elements of each head, as many as `cos_sin` has columns, in place.
 
     Args:
         part: `[num_tokens, heads, head_dim]`.
         cos_sin: `[num_tokens, 1, rotary_dim]` float32, cosines then sines.
-        interleaved: see `RopeConfig`.
+        interleaved: whether neighboring elements form a pair; see `RopeConfig`.
+
+    Returns:
+        `part`.
     """
     cos, sin = cos_sin.chunk(2, dim=-1)
     rotated = part[..., : cos_sin.shape[-1]]
@@ -93,17 +101,17 @@ def turn(part: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
 def write_heads(
     kernels: RopeKernels, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch
 ) -> None:
-    """Fill the layer's pages; see `AttentionBackend.write`."""
+    """Write keys and values to the layer's pages; see `AttentionBackend.write`."""
     kv = batch.kv[layer.layer_idx]
-    kernels.kv_write(k, v, batch.slots, kv.k, kv.v)
+    kernels.kv_write(k, v, batch.slots_of(layer.layer_idx), kv.k, kv.v)
 
 
 def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:
-    """Return the first `value_dim` elements of each head, those that values have.
+    """Return the part of each head of `out` that values fill: its first `value_dim` elements.
 
     Args:
         layer: the layer's constants.
-        out: `[num_tokens, num_heads * head_dim]`.
+        out: `[num_tokens, num_heads * head_dim]`, the result of attention.
 
     Returns:
         `[num_tokens, num_heads * value_dim]`: `out` itself if values are as wide as keys.
@@ -116,7 +124,14 @@ def values_of(layer: AttentionLayer, out: Tensor) -> Tensor:
 def attend_latents(
     layer: AttentionLayer, q: Tensor, batch: ForwardBatch, *, invariant: bool
 ) -> Tensor:
-    """Attend over latents with the device's kernel for them; see `AttentionBackend.attend`."""
+    """Compute attention over latents (MLA) with the device's kernel; see `AttentionBackend.attend`.
+
+    Args:
+        layer: the layer's constants.
+        q: queries in the space of the latents, `[num_tokens, num_heads, head_dim]`.
+        batch: the step.
+        invariant: whether the bits of a result must not depend on the rest of the batch.
+    """
     return latent_attention(
         q,
         batch.kv[layer.layer_idx].k,

@@ -1,7 +1,7 @@
-"""Attention on a GPU: Triton over the pages, planned on the device, safe inside CUDA graphs.
+"""Attention on a GPU with Triton kernels over pages, planned on the device, safe in CUDA graphs.
 
-Whole prompts, whose keys are still in the same tensor as their queries, use the device's best
-kernel for plain tensors where that is faster.
+The keys of a whole prompt are still in the same tensor as its queries. Whole prompts use the
+device's fastest kernel for plain tensors where it is faster than the kernel over pages.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from runtime.models.attention.rotation import (
 
 
 class TritonAttention:
-    """Split-key decode and blocked extend kernels; the host never reads a length from the device.
+    """Triton kernels for decode and extend; the host never reads a length from the device.
 
-    The work lists of a step are written when its first layer runs, once per distinct shape.
+    The decode kernel splits a sequence's keys among thread blocks, the extend kernel takes blocks
+    of queries. The work lists of a step are written once per distinct shape, when the step's first
+    layer of that shape runs.
     """
 
     is_graph_safe = True
     reads_host = False
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
-        """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
+        """Choose kernels for `device_type`; `limits` set the size of work space when it is made."""
         rope = ROPE.choose(device_type)
         prompt = PROMPT_ATTENTION.choose(device_type)
         self.choices: tuple[Choice[Any], ...] = (rope, prompt)
@@ -55,16 +57,20 @@ class TritonAttention:
         # Only layers without a window share prefixes: a window begins at another key for each
         # sequence.
         self._prefixes: dict[AttentionShape, SharedPrefixes] = {}
-        # Kinds of layers whose kernels for whole prompts are ready.
+        # Kinds of layers (heads, key/value heads, head size, scale) whose prompt kernels are
+        # prepared.
         self._ready: set[tuple[int, int, int, float]] = set()
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Forget the last step's work lists."""
+        """Forget the last step's work lists; the next layers write new ones."""
         del batch
         self._plans.clear()
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        """See `SharesPrefixes.put_prefixes`; does nothing before the first batch that may share."""
+        """See `SharesPrefixes.put_prefixes`.
+
+        The call does nothing before the first batch with `shares_prefixes`.
+        """
         for prefixes in self._prefixes.values():
             prefixes.put(groups)
 
@@ -73,7 +79,7 @@ class TritonAttention:
         write_heads(self._rope, layer, k, v, batch)
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer, from pages only; see `AttentionBackend.attend`."""
+        """Compute one layer's attention over pages only; see `AttentionBackend.attend`."""
         if layer.is_latent:
             return attend_latents(layer, q, batch, invariant=False)
         out = q.new_empty(len(q), layer.num_heads * layer.head_dim)
@@ -81,7 +87,7 @@ class TritonAttention:
         return values_of(layer, out)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Rotate, write and attend; see `AttentionBackend.run`."""
+        """Rotate heads, write keys and values, and attend; see `AttentionBackend.run`."""
         q = rotate_and_write(self._rope, layer, qkv, batch)
         prompts = self._whole_prompts(layer, q, batch)
         num_rest = len(qkv) - sum(prompts)
@@ -98,7 +104,7 @@ class TritonAttention:
     def _attend_pages(
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
-        """Attend in the first `num_seqs` sequences, over their pages, into `out`."""
+        """Compute attention of the first `num_seqs` sequences over their pages, into `out`."""
         key = layer.shape, num_seqs
         plan = self._plans.get(key) or self._plan(key, batch, len(q))
         kv = batch.kv[layer.layer_idx]
@@ -107,7 +113,7 @@ class TritonAttention:
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             layer.scale,
             out,
             batch.key_ends,
@@ -118,12 +124,12 @@ class TritonAttention:
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
     ) -> Sequence[int]:
-        """Return the lengths of the step's last prompts for which plain keys are faster."""
+        """Return the lengths of the step's last whole prompts that the prompt kernel is to run."""
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
             return ()
         if batch.key_ends is not None or not layer.is_plain:
-            # Those kernels are causal, and only scale scores.
+            # The prompt kernels are causal and only scale scores.
             return ()
         first = len(lengths)
         while first and lengths[first - 1] >= kernels.MIN_LENGTH:
@@ -140,7 +146,7 @@ class TritonAttention:
         return self._prompt.prompt_attention(q, k, v, lengths, layer.scale)
 
     def _prepare_prompts(self, layer: AttentionLayer, q: Tensor) -> None:
-        """Prepare kernels for all prompts at the first whole one, which runs at start-up."""
+        """Prepare the prompt kernels for all lengths; the first whole prompt runs at start-up."""
         kind = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.scale
         if kind in self._ready:
             return
@@ -156,7 +162,7 @@ class TritonAttention:
         batch: ForwardBatch,
         num_tokens: int,
     ) -> AttentionPlan:
-        """Write the work lists of the first `key[1]` sequences."""
+        """Write and keep the work lists of the first sequences; `key` is `(shape, num_seqs)`."""
         shape, num_seqs = key
         workspace = self._workspaces.get(shape)
         if workspace is None:

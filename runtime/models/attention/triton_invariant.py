@@ -26,19 +26,19 @@ from runtime.models.attention.rotation import (
 
 
 class InvariantTritonAttention:
-    """Attention whose result for a query has the same bits in every batch and every chunk.
+    """Attention on a GPU whose result for a query has the same bits in every batch and every chunk.
 
-    The bits are also the same for decoded and for recomputed tokens.
+    A token that is recomputed in a prompt also gets the bits that it had when it was decoded.
 
-    As in `TritonAttention`, the host never reads a length from the device, and the work list of a
-    step is written when its first layer runs, once per distinct shape.
+    As in `TritonAttention`, the host never reads a length from the device. The work list of a step
+    is written once per distinct shape, when the step's first layer of that shape runs.
     """
 
     is_graph_safe = True
     reads_host = False
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
-        """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
+        """Choose kernels for `device_type`; `limits` set the size of work space when it is made."""
         rope = ROPE.choose(device_type, invariant=True)
         self.choices: tuple[Choice[Any], ...] = (rope,)
         self._rope = rope.kernels
@@ -47,7 +47,7 @@ class InvariantTritonAttention:
         self._plans: dict[AttentionShape, InvariantPlan] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Forget the last step's work lists."""
+        """Forget the last step's work lists; the next layers write new ones."""
         del batch
         self._plans.clear()
 
@@ -56,11 +56,11 @@ class InvariantTritonAttention:
         write_heads(self._rope, layer, k, v, batch)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Rotate, write and attend; see `AttentionBackend.run`."""
+        """Rotate heads, write keys and values, and attend; see `AttentionBackend.run`."""
         return self.attend(layer, rotate_and_write(self._rope, layer, qkv, batch), batch)
 
     def attend(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer; see `AttentionBackend.attend`."""
+        """Compute one layer's attention over pages; see `AttentionBackend.attend`."""
         if layer.is_latent:
             return attend_latents(layer, q, batch, invariant=True)
         plan = self._plans.get(layer.shape) or self._plan(layer, q.device, batch)
@@ -71,7 +71,7 @@ class InvariantTritonAttention:
             q,
             kv.k,
             kv.v,
-            batch.page_table,
+            batch.pages_of(layer.layer_idx),
             layer.scale,
             out,
             batch.key_ends,

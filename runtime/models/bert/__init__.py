@@ -1,1 +1,1 @@
-"""BERT."""
+"""The BERT family: `config.json`, weights and encoder."""

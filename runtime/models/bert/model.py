@@ -19,7 +19,7 @@ from runtime.models.model import TextEncoder
 
 
 class BertLayer:
-    """Attention and feed-forward block, each added to its input and then normed."""
+    """One encoder layer: attention and a feed-forward block, each followed by an add and a norm."""
 
     def __init__(self, spec: BertSpec, context: BuildContext) -> None:
         hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.layer_norm_eps
@@ -38,7 +38,15 @@ class BertLayer:
         self.output_norm = LayerNorm(hidden, eps, context)
 
     def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]`, which is overwritten, to a new tensor of its shape."""
+        """Compute the layer.
+
+        Args:
+            hidden: `[num_tokens, hidden_size]`, overwritten.
+            batch: the texts of the step.
+
+        Returns:
+            A new tensor of the shape of `hidden`.
+        """
         qkv = self.qkv.apply(hidden)
         heads = self._num_heads
         attended = encoder_attention(
@@ -54,7 +62,7 @@ class BertLayer:
         return self.output_norm.add_forward(self.output.apply(inner), hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield the parts of the layer that own weights, with their names under `prefix`."""
         yield f"{prefix}.attention.qkv", self.qkv
         yield f"{prefix}.attention.output.dense", self.attention_output
         yield f"{prefix}.attention.output.LayerNorm", self.attention_norm
@@ -64,7 +72,7 @@ class BertLayer:
 
 
 class BertModel(TextEncoder):
-    """Embeddings, the layers and the head."""
+    """A BERT encoder: embeddings, layers, and the head that gives vectors or scores."""
 
     spec: BertSpec
 
@@ -88,7 +96,7 @@ class BertModel(TextEncoder):
         return hidden
 
     def _types(self, batch: EncoderBatch) -> Tensor:
-        """Return the embeddings of the tokens' types; a single text has only the first type."""
+        """Return the token type embeddings. All tokens of a single text have the first type."""
         if batch.second_parts is None or self.spec.num_token_types < 2:
             return self.token_types.weight[0]
         return self.token_types.weight.index_select(0, batch.second_parts)

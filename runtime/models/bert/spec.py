@@ -1,4 +1,4 @@
-"""BERT: its `config.json` and its weights. Front-safe: no torch."""
+"""BERT's `config.json` and the names of its weights. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, BlockActivation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-# Files may hold an unused pooler or pretraining heads; old versions saved position ids.
+# Checkpoints may hold an unused pooler, heads for pretraining and, in old versions, position ids.
 _UNUSED = re.compile(r"(pooler\.|cls\.|lm_head\.).*|embeddings\.position_ids")
 
 
@@ -31,7 +31,7 @@ class BertSpec(ModelSpec):
         num_token_types: rows of the token type embedding. With two rows, the tokens of a pair's
             second text have the second type.
         first_position: row of the position embedding for a text's first token.
-        prefix: what precedes the encoder's names in the checkpoint of a model that has a head.
+        prefix: prefix of the encoder's weight names in the checkpoint of a model with a head.
     """
 
     gives: Gives = "vectors"
@@ -50,7 +50,7 @@ class BertSpec(ModelSpec):
         return self.context_len + self.first_position
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`; the first versions had other names for the weights of norms."""
+        """See `ModelSpec`. Old checkpoints call a norm's weight and bias `gamma` and `beta`."""
         name = name.removeprefix(self.prefix)
         return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
             "LayerNorm.beta", "LayerNorm.bias"
@@ -85,20 +85,23 @@ class BertSpec(ModelSpec):
 
     @property
     def layer_states(self) -> Sequence[LayerState]:
-        """Nothing is kept between steps."""
+        """Return one `NoState` per layer: an encoder keeps nothing between steps."""
         return (NoState(),) * self.num_layers
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed; see `ModelSpec`."""
         return _UNUSED.fullmatch(name) is not None
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
-        """See `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         return uneven(tp_size, self.num_heads, self.intermediate_size)
 
 
 def uneven(tp_size: int, num_heads: int, intermediate_size: int) -> list[str]:
-    """Return what cannot be split evenly in an encoder; see `ModelSpec.uneven_parts`."""
+    """Return the parts of an encoder that `tp_size` ranks cannot share evenly.
+
+    See `ModelSpec.uneven_parts`.
+    """
     parts = ((num_heads, "attention heads"), (intermediate_size, "feed-forward rows"))
     return [f"{count} {what}" for count, what in parts if count % tp_size]
 
@@ -118,7 +121,8 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
         first_position: see `BertSpec`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported; one line
+            names the key.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)
@@ -150,7 +154,7 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
 
 
 def layer_norm_weights(name: str, size: int) -> list[WeightSpec]:
-    """Return the two tensors of a layer norm."""
+    """Return the specs of a layer norm's weight and bias, `[size]` each."""
     return [
         WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm"),
         WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"),

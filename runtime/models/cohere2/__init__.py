@@ -1,1 +1,1 @@
-"""Cohere 2: Command R7B and Command A."""
+"""The Cohere 2 family: Command R7B and Command A."""

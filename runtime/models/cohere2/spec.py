@@ -1,4 +1,8 @@
-"""Cohere 2: attention and MLP read one norm; only windowed layers rotate. Front-safe: no torch."""
+"""Cohere 2's `config.json`. Front-safe: no torch.
+
+Attention and the MLP of a layer read the same normed input. Only layers with a window rotate
+queries and keys.
+"""
 
 from __future__ import annotations
 

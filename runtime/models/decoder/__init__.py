@@ -1,1 +1,1 @@
-"""The common parts of dense decoders' families."""
+"""The parts that families of decoders share: specs, layers and the model."""

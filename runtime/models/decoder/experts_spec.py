@@ -1,4 +1,4 @@
-"""A mixture of experts in `config.json` and in a checkpoint. Front-safe: no torch."""
+"""A mixture of experts as `config.json` and the checkpoint describe it. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ MAX_EXPERTS_OF_MODEL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSpec:
-    """How a token chooses its experts, and with which weights.
+    """How a token's experts are chosen, and how their results are weighted.
 
     Attributes:
         score: the function that turns the router's logits into scores.
-        sums_to_one: whether the chosen scores are scaled to add up to one.
-        scaling: factor that multiplies the weights afterwards.
-        has_bias: whether the product that makes the logits has a bias.
-        has_correction: whether each expert has a number that is added to its score for the choice
-            of experts, but not for the weight.
+        sums_to_one: whether the scores of a token's chosen experts are scaled so that their sum is
+            one.
+        scaling: factor that multiplies the scores afterwards.
+        has_bias: whether the router's matrix product has a bias.
+        has_correction: whether each expert has a number that is added to its score when experts are
+            chosen. It does not change the weight of the expert's result.
         num_groups: number of groups into which consecutive experts are divided.
-        num_chosen_groups: number of the best groups; only their experts are chosen.
-        group_score: how a group is scored: by its best expert, or by the sum of its best two.
-        is_precise: whether the logits are computed in float32 in every model.
+        num_chosen_groups: number of groups, those with the best score, from which experts are
+            chosen.
+        group_score: score of a group: that of its best expert, or the sum of its best two.
+        is_precise: whether the logits are computed in float32, whatever the model's dtype is.
     """
 
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -47,18 +49,19 @@ class RouterSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are a softmax, and the best of all experts are chosen."""
+        """Whether scores are a softmax and experts are chosen without correction or groups."""
         return self.score == "softmax" and not self.has_correction and self.num_groups == 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackedForm:
-    """Experts that a checkpoint stores as one tensor for each product.
+    """Experts that a checkpoint stores as one tensor for each matrix product.
 
     Attributes:
-        gate_up, down: names of the tensors within the block; biases end in `_bias`.
+        gate_up, down: names of the tensors within the block; names of biases end in `_bias`.
         is_transposed: whether the input's dimension comes before the output's.
-        is_interleaved: whether rows of gate and up alternate; otherwise gate comes first.
+        is_interleaved: whether rows of gate and up alternate; otherwise all rows of gate come
+            first.
         is_optional: whether some checkpoints of the family have tensors of each expert instead; the
             files decide.
     """
@@ -72,14 +75,14 @@ class StackedForm:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """Names in a checkpoint, within the block of a layer.
+    """Names that a checkpoint gives the tensors of one layer's experts.
 
     Attributes:
-        block: name of the block within a layer.
-        router, correction: names of the router's product, and of the numbers that correct the
-            choice.
-        gate, up, down: names of an expert's products.
-        shared, shared_gate: names of the block that every token passes, and of its gate.
+        block: name of the mixture's block within a layer. The names below are within this block.
+        router: name of the matrix that gives the router's logits.
+        correction: name of the numbers that are added to scores when experts are chosen.
+        gate, up, down: names of an expert's matrices.
+        shared, shared_gate: names of the expert that every token passes, and of its gate.
     """
 
     block: str = "mlp"
@@ -103,11 +106,14 @@ class ExpertsSpec:
         layers: indices of the layers that have experts.
         router: how a token chooses its experts.
         has_bias: whether an expert's products have biases.
-        gate: how gate and up are combined; `None` for a product with the model's activation.
-        shared_size: intermediate size of a block that every token passes; 0 for none.
-        has_shared_gate: whether that block is multiplied by a gate of its own.
-        names: names in the checkpoint.
-        stacked: how experts are stored as one tensor; `None` for tensors of each expert.
+        gate: how gate and up are combined; `None` for `activation(gate) * up` with the model's
+            activation.
+        shared_size: intermediate size of the shared expert, which every token passes; 0 if there is
+            none.
+        has_shared_gate: whether the shared expert's result is multiplied by a gate of its own.
+        names: the tensors' names in the checkpoint.
+        stacked: the form of a checkpoint that stores all experts in one tensor per matrix; `None`
+            if each expert has its own tensors.
     """
 
     num_experts: int
@@ -123,7 +129,12 @@ class ExpertsSpec:
     stacked: StackedForm | None = None
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
-        """Return every tensor of the block in the layer called `prefix`."""
+        """Yield the spec of every tensor of the mixture in one layer.
+
+        Args:
+            prefix: name of the layer, such as `model.layers.0`.
+            hidden: the model's hidden size.
+        """
         names, target = self.names, f"{prefix}.mlp"
         block = f"{prefix}.{names.block}"
         router, logits = f"{target}.router", (self.num_experts, hidden)
@@ -180,7 +191,7 @@ class ExpertsSpec:
                 yield WeightSpec(bias, shape, f"{target}.{kind}_bias", kind="bias")
 
     def uneven_parts(self, tp_size: int, ep_size: int) -> list[str]:
-        """Return what cannot be split evenly among ranks; see `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec.uneven_parts`."""
         parts = [(self.shared_size % tp_size, f"{self.shared_size} rows of the shared expert")]
         if ep_size > 1:
             parts.append((self.num_experts % ep_size, f"{self.num_experts} experts"))
@@ -190,16 +201,20 @@ class ExpertsSpec:
         return [what for rest, what in parts if rest]
 
     def num_idle_parameters(self, hidden: int) -> int:
-        """Return how many numbers one token does not read, over all layers."""
+        """Return the number of expert weights, over all layers, that a token does not use."""
         idle = self.num_experts - self.num_chosen
         return len(self.layers) * idle * 3 * hidden * self.intermediate_size
 
 
 def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
-    """Read the keys of Qwen's mixtures.
+    """Read the keys of Qwen's mixtures of experts.
+
+    Args:
+        config: keys of the model's `config.json`.
+        has_shared: whether the family has a shared expert.
 
     Raises:
-        StartupError: one line says which number is missing or absurd.
+        StartupError: a number is missing or out of range; one line names the key.
     """
     num_layers = config.integer("num_hidden_layers", MAX_LAYERS)
     # transformers 5 writes `num_local_experts` for some families.

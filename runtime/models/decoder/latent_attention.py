@@ -1,7 +1,7 @@
 """Attention over latents (MLA) in the absorbed form.
 
-Queries are mapped to the space of the latents, where attention is computed. Only its results are
-expanded to heads.
+Queries are mapped to the space of the latents, and attention is computed there. Only the results of
+attention are expanded to heads.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
@@ -31,14 +31,14 @@ _EPS = 1e-6
 
 
 class UpProjection(Linear):
-    """The matrix that expands latents to keys and values, as attention uses it.
+    """The matrix that expands latents to keys and values (`kv_b_proj`), with a copy for attention.
 
     The matrix is loaded and updated like any other. Its numbers are then copied to a second layout,
-    by heads. The copy is small compared with the experts of such models.
+    grouped by heads. The copy is small compared with the experts of such models.
 
     Attributes:
         to_latent: `[num_heads, nope_dim, rank]`, maps queries to the space of the latents.
-        from_latent: `[num_heads, rank, output_dim]`, expands results.
+        from_latent: `[num_heads, rank, output_dim]`, maps results of attention to values.
     """
 
     __slots__ = ("_sizes", "from_latent", "to_latent")
@@ -49,7 +49,7 @@ class UpProjection(Linear):
 
     @classmethod
     def of_heads(cls, latent: LatentAttentionSpec, context: BuildContext) -> UpProjection:
-        """Make the matrix for this rank's heads."""
+        """Make the rows of the matrix that belong to this rank's heads."""
         size = latent.nope_dim + latent.output_dim
         rows = column("", latent.num_heads * size, context)
         made = cls.column_parallel(latent.value_dim, [rows], False, context)
@@ -79,11 +79,13 @@ class UpProjection(Linear):
 
 
 class HalfUpProjection(Linear):
-    """The half of the matrix for keys or values, if they are stored apart; see `UpProjection`.
+    """The rows of `UpProjection` for keys only, or for values only.
+
+    A GGUF checkpoint stores the two halves as separate tensors.
 
     Attributes:
-        by_head: `[num_heads, columns, rows of a head]`: `to_latent` of `k_b_proj`, whose rows are
-            stored transposed, or `from_latent` of `v_b_proj`.
+        by_head: `[num_heads, columns, rows of a head]`: for `k_b_proj`, whose rows are stored
+            transposed, `to_latent` of `UpProjection`; for `v_b_proj`, its `from_latent`.
     """
 
     __slots__ = ("by_head",)
@@ -94,7 +96,14 @@ class HalfUpProjection(Linear):
     def of_heads(
         cls, num_heads: int, head_rows: int, columns: int, context: BuildContext
     ) -> HalfUpProjection:
-        """Make the matrix for this rank's heads."""
+        """Make the rows of the matrix that belong to this rank's heads.
+
+        Args:
+            num_heads: heads of all ranks together.
+            head_rows: rows of the matrix for each head.
+            columns: columns of the matrix.
+            context: dtype, device and rank.
+        """
         rows = column("", num_heads * head_rows, context)
         made = cls.column_parallel(columns, [rows], False, context)
         assert isinstance(made, HalfUpProjection)
@@ -114,7 +123,7 @@ class HalfUpProjection(Linear):
 
 
 class LatentAttention(Mixer):
-    """Self-attention of one layer over latents; ranks have all latents and some heads."""
+    """Self-attention of one layer over latents. A rank has all latents and a part of the heads."""
 
     __slots__ = (
         "_spec",
@@ -181,11 +190,11 @@ class LatentAttention(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer`."""
+        """See `Mixer.rounding`."""
         return self.qkv_a_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """See `Mixer`."""
+        """See `Mixer.attend`."""
         spec, layer = self._spec, self.attention
         assert spec.rope is not None
         assert layer.cos_sin is not None
@@ -195,7 +204,7 @@ class LatentAttention(Mixer):
             heads = self.q_b_proj.apply(self.q_a_layernorm.forward(heads.contiguous()))
         heads = heads.unflatten(1, (layer.num_heads, -1))
         q = both.new_empty(len(both), layer.num_heads, spec.head_dim)
-        # `[num_heads, num_tokens, nope_dim]` by `[num_heads, nope_dim, rank]`.
+        # Shapes: `[num_heads, num_tokens, nope_dim]` times `[num_heads, nope_dim, rank]`.
         absorbed = torch.bmm(heads[:, :, : spec.nope_dim].transpose(0, 1), self.to_latent)
         q[:, :, : spec.value_dim] = absorbed.transpose(0, 1)
         rotate_and_keep(
@@ -215,7 +224,7 @@ class LatentAttention(Mixer):
         return expanded.transpose(0, 1).flatten(1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield the parts of the layer that own weights, with their names under `prefix`."""
         yield f"{prefix}.qkv_a_proj", self.qkv_a_proj
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             yield f"{prefix}.q_a_layernorm", self.q_a_layernorm

@@ -1,4 +1,4 @@
-"""Decoders with attention over latents (MLA) in `config.json`. Front-safe: no torch."""
+"""The `config.json` of decoders with attention over latents (MLA). Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runtime.models.decoder.experts_spec import MAX_EXPERTS, ExpertNames, Expert
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
 
 TRAITS = DecoderTraits(biases="keyed")
-# The largest head that the kernels over pages have is a latent of 512 and 64 that rotate.
+# The kernels over pages support heads of at most 512 latent and 64 rotated elements.
 _MAX_RANK = 512
 _MAX_ROPE_DIM = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentDecoderSpec(DecoderSpec):
-    """A decoder whose layers keep one latent of each token.
+    """A decoder whose layers keep one latent per token in the KV cache, for all heads.
 
     Attributes:
         query_rank, nope_dim, rope_dim, output_dim, has_split_up: see `LatentAttentionSpec`.
@@ -37,7 +37,7 @@ class LatentDecoderSpec(DecoderSpec):
     has_split_up: bool = False
 
     def attention(self, layer_idx: int) -> AttentionSpec:  # noqa: ARG002  # all are alike
-        """Return the description of this layer's attention."""
+        """Return the description of the attention of layer `layer_idx`; all layers are alike."""
         scale = (self.nope_dim + self.rope_dim) ** -0.5
         return LatentAttentionSpec(
             num_heads=self.num_heads,
@@ -54,7 +54,7 @@ class LatentDecoderSpec(DecoderSpec):
         )
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec`: the products by heads are not batch-invariant."""
+        """See `ModelSpec.check`. Refuse determinism: products by heads are not batch-invariant."""
         super().check(tp_size, deterministic=deterministic)
         if deterministic:
             raise StartupError(
@@ -64,7 +64,7 @@ class LatentDecoderSpec(DecoderSpec):
 
 
 def _stretch(rope: RopeConfig) -> float:
-    """Return YaRN's factor on queries and keys that `mscale_all_dim` asks for."""
+    """Return the factor of queries and keys that YaRN's key `mscale_all_dim` asks for."""
     mscale = float(rope.parameters.get("mscale_all_dim", 0.0))
     factor = float(rope.parameters.get("factor", 1.0))
     if rope.scaling != "yarn" or not mscale or factor <= 1:
@@ -75,21 +75,22 @@ def _stretch(rope: RopeConfig) -> float:
 def read_latent_decoder(
     config: Keys, generation: Keys, defaults: dict[str, Any]
 ) -> LatentDecoderSpec:
-    """Read the keys that DeepSeek's families share, without the experts.
+    """Read the keys that DeepSeek's families share, except those of the experts.
 
     Args:
-        config: keys of the model.
+        config: keys of the model's `config.json`.
         generation: keys of `generation_config.json`.
-        defaults: what absent keys mean.
+        defaults: values of keys that `config` lacks.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported; one line
+            names the key.
     """
     values = {**defaults, **config.values}
     config = Keys(config.source, values)
     rope_dim = config.integer("qk_rope_head_dim", _MAX_ROPE_DIM, 64, low=2)
     heads = config.integer("num_attention_heads", MAX_HEADS)
-    # Files name as many key heads as heads, which only the expanded form has.
+    # `config.json` gives as many key heads as query heads, which is true of expanded keys only.
     read = {**values, "num_key_value_heads": heads, "head_dim": rope_dim}
     spec = read_decoder(Keys(config.source, read), generation, TRAITS)
     query_rank = 0
@@ -113,15 +114,19 @@ def read_latent_decoder(
 
 
 def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> ExpertsSpec | None:
-    """Read the experts of DeepSeek's and GLM's mixtures: some dense layers first, shared experts.
+    """Read the experts of DeepSeek's and GLM's mixtures: dense first layers, shared experts.
 
     Args:
-        config: keys of the model.
-        router: how tokens choose experts; groups and other settings are read here.
+        config: keys of the model's `config.json`.
+        router: the family's fixed settings of the router. The scaling and the groups are read from
+            `config` and replace those of `router`.
         num_layers: layers of the model.
 
+    Returns:
+        The spec of the experts, or `None` if the model has no experts.
+
     Raises:
-        StartupError: one line says which number is missing or absurd.
+        StartupError: a number is missing or out of range; one line names the key.
     """
     if config.values.get("n_routed_experts") is None:
         return None

@@ -1,13 +1,14 @@
-"""A dense decoder: Llama, and its descendants, which the settings of `DecoderSpec` describe.
+"""Decoders: Llama and the families that `DecoderSpec` describes by settings.
 
-The residual stream is one tensor changed in place: each norm adds the previous block's output to
-it on the way (`fused_add_rms_norm`). No `nn.Module`: its `__call__` and `__getattr__` cost more
-than the arithmetic of a small model's decode step.
+The residual stream is one tensor that is changed in place. A layer's output is added to it by the
+next norm, in the same kernel (`fused_add_rms_norm`). The classes are not `nn.Module`s:
+`nn.Module.__call__` and `__getattr__` cost more than the arithmetic of a small model's decode step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ from runtime.models.model import CausalLM
 
 
 class DecoderAttention(Mixer):
-    """Self-attention of one layer: fused q/k/v product, the back end, output product."""
+    """Self-attention of one layer: a fused q/k/v product, the back end and the output product."""
 
     __slots__ = (
         "attention",
@@ -75,7 +76,7 @@ class DecoderAttention(Mixer):
         if spec.has_joint_qk_norm:
             self.joint_norm = JointNorm(query, key, spec.rms_norm_eps, context)
         growth = of_layer.position_scale
-        # Scales ahead of a norm of heads would have no effect.
+        # A norm of each head would undo scales that are applied before it.
         assert growth is None or not has_head_norms, "queries with norms of heads do not grow"
         self.query_scales = None if growth is None else ropes.query_scales(growth)
         self.sinks: Vector | None = None
@@ -117,12 +118,13 @@ class DecoderAttention(Mixer):
         return self.attention.cos_sin
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Run the back end; see `Mixer`."""
+        """Compute q, k and v and run the attention back end; see `Mixer.attend`."""
         qkv = self.qkv_proj.apply(hidden)
         if self.joint_norm is not None:
             self.joint_norm.apply(qkv)
         if self.query_scales is not None:
-            # Ahead of the rotation, which keeps lengths: back ends rotate and attend at once.
+            # Scaled before rotation, because back ends rotate and attend in one call; rotation
+            # keeps lengths, so the order does not matter.
             scales = self.query_scales.index_select(0, batch.positions).to(qkv.dtype)
             width = self.attention.num_heads * self.attention.head_dim
             qkv[:, :width].mul_(scales.unsqueeze(1))
@@ -132,7 +134,7 @@ class DecoderAttention(Mixer):
         return self.kv_scales.unscale(batch.attention.run(self.attention, scaled, batch))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.qkv_proj", self.qkv_proj
         yield f"{prefix}.o_proj", self.o_proj
         if self.q_norm is not None:
@@ -147,31 +149,8 @@ class DecoderAttention(Mixer):
             yield f"{prefix}.kv_scales", self.kv_scales
 
 
-def _mixer(spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables) -> Mixer:
-    recurrence = spec.recurrence(layer_idx)
-    if isinstance(recurrence, ShortConvSpec):
-        return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
-    if isinstance(recurrence, DeltaNetSpec):
-        return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
-    assert recurrence is None, "a recurrence without a layer"
-    of_layer = spec.attention(layer_idx)
-    if isinstance(of_layer, LatentAttentionSpec):
-        return LatentAttention(spec, of_layer, context, layer_idx, ropes)
-    if of_layer.has_gate:
-        return GatedAttention(
-            of_layer,
-            spec.hidden_size,
-            context,
-            layer_idx,
-            ropes,
-            eps=spec.rms_norm_eps,
-            bias=spec.attention_bias,
-        )
-    return DecoderAttention(spec, context, layer_idx, ropes)
-
-
 class DecoderMLP:
-    """Gated feed-forward block."""
+    """A gated feed-forward block: `down(activation(gate(x)) * up(x))`."""
 
     __slots__ = ("activation", "down_proj", "gate_up_proj")
 
@@ -188,11 +167,11 @@ class DecoderMLP:
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the first product rounds its input."""
+        """How the gate and up product rounds its input."""
         return self.gate_up_proj.rounding
 
     def forward(self, hidden: Activations) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Compute the block: `[num_tokens, hidden_size]` to a new tensor of the same shape."""
         rounding = self.down_proj.rounding
         if rounding is None:
             return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
@@ -200,32 +179,17 @@ class DecoderMLP:
         return self.down_proj.apply(act_and_mul_rounded(both, self.activation, rounding))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.gate_up_proj", self.gate_up_proj
         yield f"{prefix}.down_proj", self.down_proj
 
 
-def _mlp(
-    spec: DecoderSpec, context: BuildContext, layer_idx: int
-) -> DecoderMLP | UngatedBlock | SparseMLP:
-    experts, hidden = spec.experts, spec.hidden_size
-    if experts is None or layer_idx not in experts.layers:
-        if spec.ungated_mlp is not None:
-            size, activation = spec.intermediate_size, spec.ungated_mlp.activation
-            return UngatedBlock(hidden, size, activation, context, bias=spec.mlp_bias)
-        return DecoderMLP(spec, spec.intermediate_size, context)
-    shared = None
-    if experts.shared_size:
-        block = DecoderMLP(spec, experts.shared_size, context)
-        parts = block.forward, block.holders
-        shared = SharedExpert(hidden, context, *parts, has_gate=experts.has_shared_gate)
-    return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
-
-
 class DecoderLayer:
-    """Attention and feed-forward block, with the family's norms before and after each.
+    """One layer: attention and a feed-forward block, with the family's norms before and after each.
 
-    It is computed in two halves: tokens see one another only in the first.
+    The layer is computed in two halves, `attend` and `finish`. Tokens see one another only in
+    `attend`, so `finish` may be computed for some of the tokens. `mixer_of` and `mlp_of` make
+    what the halves compute.
     """
 
     __slots__ = (
@@ -242,8 +206,8 @@ class DecoderLayer:
     def __init__(
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> None:
-        self.self_attn = _mixer(spec, context, layer_idx, ropes)
-        self.mlp = _mlp(spec, context, layer_idx)
+        self.self_attn = self.mixer_of(spec, context, layer_idx, ropes)
+        self.mlp = self.mlp_of(spec, context, layer_idx)
         self.residual_scale = spec.residual_scale
         self.is_parallel = spec.is_parallel
 
@@ -257,33 +221,77 @@ class DecoderLayer:
         self.mlp_norm = norm("mlp_norm")
         self.mlp_output_norm = norm("mlp_output_norm")
 
+    @staticmethod
+    def mixer_of(
+        spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
+    ) -> Mixer:
+        """Make what the first half computes."""
+        recurrence = spec.recurrence(layer_idx)
+        if isinstance(recurrence, ShortConvSpec):
+            return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
+        if isinstance(recurrence, DeltaNetSpec):
+            return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
+        assert recurrence is None, "a recurrence without a layer"
+        of_layer = spec.attention(layer_idx)
+        if isinstance(of_layer, LatentAttentionSpec):
+            return LatentAttention(spec, of_layer, context, layer_idx, ropes)
+        if of_layer.has_gate:
+            return GatedAttention(
+                of_layer,
+                spec.hidden_size,
+                context,
+                layer_idx,
+                ropes,
+                eps=spec.rms_norm_eps,
+                bias=spec.attention_bias,
+            )
+        return DecoderAttention(spec, context, layer_idx, ropes)
+
+    @staticmethod
+    def mlp_of(
+        spec: DecoderSpec, context: BuildContext, layer_idx: int
+    ) -> DecoderMLP | UngatedBlock | SparseMLP:
+        """Make what the second half computes."""
+        experts, hidden = spec.experts, spec.hidden_size
+        if experts is None or layer_idx not in experts.layers:
+            if spec.ungated_mlp is not None:
+                size, activation = spec.intermediate_size, spec.ungated_mlp.activation
+                return UngatedBlock(hidden, size, activation, context, bias=spec.mlp_bias)
+            return DecoderMLP(spec, spec.intermediate_size, context)
+        shared = None
+        if experts.shared_size:
+            block = DecoderMLP(spec, experts.shared_size, context)
+            parts = block.forward, block.holders
+            shared = SharedExpert(hidden, context, *parts, has_gate=experts.has_shared_gate)
+        return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
+
     def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """Run the first half.
+        """Run the first half: the input norm, and attention up to its output product.
 
         Args:
-            hidden: `[num_tokens, hidden_size]`, the previous layer's output that `residual` still
-                lacks; `None` for the first layer.
-            residual: the stream, `[num_tokens, hidden_size]`, changed in place.
+            hidden: `[num_tokens, hidden_size]`, the previous layer's output, which is not yet added
+                to `residual`; `None` for the first layer.
+            residual: the residual stream, `[num_tokens, hidden_size]`, changed in place.
             batch: the step.
 
         Returns:
-            `[num_tokens, width]`, what `finish` takes.
+            `[num_tokens, width]`, the input of `finish`.
         """
         normed = add_normed(hidden, residual, self.input_norm, self.self_attn.rounding)
         return self.self_attn.attend(normed, batch)
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """Run the second half.
+        """Run the second half: attention's output product and the feed-forward block.
 
         Args:
-            attended: `[n, width]`, rows of what `attend` returned.
-            residual: these rows of the stream, `[n, hidden_size]`, changed in place.
+            attended: `[n, width]`, rows of the result of `attend`.
+            residual: the same rows of the residual stream, `[n, hidden_size]`, changed in place.
 
         Returns:
-            `[n, hidden_size]`, this layer's output that `residual` still lacks.
+            `[n, hidden_size]`, this layer's output, which is not yet added to `residual`.
         """
         hidden = self.self_attn.o_proj.apply(attended)
-        # Frees its memory for the feed-forward block: no caller keeps a reference.
+        # Frees its memory for the feed-forward block: callers keep no reference.
         del attended
         if self.residual_scale != 1.0:
             hidden.mul_(self.residual_scale)
@@ -291,7 +299,8 @@ class DecoderLayer:
             hidden = self.attention_output_norm.forward(hidden)
         if self.is_parallel:
             assert not isinstance(self.mlp, SparseMLP), "a parallel layer has no experts"
-            # Computed again: `attended` may hold only some of the rows that `attend` normed.
+            # The norm is computed again, because `attended` may hold only some of the rows that
+            # `attend` normed.
             normed = add_normed(None, residual, self.input_norm, self.mlp.rounding)
             residual.add_(hidden)
             hidden = self.mlp.forward(normed)
@@ -305,7 +314,7 @@ class DecoderLayer:
         return hidden if self.mlp_output_norm is None else self.mlp_output_norm.forward(hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield from self.self_attn.holders(f"{prefix}.{self.self_attn.name}")
         yield from self.mlp.holders(f"{prefix}.mlp")
         for place in ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"):
@@ -325,15 +334,16 @@ def run_layers(
 
     Args:
         layers: the layers in order, at least one.
-        norm: the norm of the stream after the last layer.
-        residual: the stream, `[num_tokens, hidden_size]`, changed in place; embeddings at first.
+        norm: the norm of the residual stream after the last layer.
+        residual: the residual stream, `[num_tokens, hidden_size]`, changed in place. Before the
+            model's first layer it holds the embeddings.
         batch: the step.
-        hidden: the output of the layer before that `residual` still lacks, of the same shape;
-            `None` if there is no such layer.
+        hidden: output of the layer before `layers[0]`, of the shape of `residual`, to which it is
+            not yet added; `None` if there is no such layer.
 
     Returns:
-        `[num_outputs, hidden_size]`, for `batch.logits_indices`. Only these tokens pass the second
-        half of the last layer: of the others, only keys and values are needed.
+        `[num_outputs, hidden_size]`, one row for each of `batch.logits_indices`. Only these tokens
+        pass the second half of the last layer; the other tokens only need keys and values there.
     """
     wanted, deep = batch.logits_indices, batch.deep_vectors
     for index, layer in enumerate(layers if wanted is None else layers[:-1]):
@@ -353,12 +363,13 @@ def run_layers(
 
 
 class Decoder:
-    """Embeddings, the layers, the last norm; or a stage of them.
+    """The decoder without its head: embeddings, layers and last norm, or a pipeline stage of them.
 
     Attributes:
-        embed_tokens: on the first stage, and on the last one if the head is tied; `None` elsewhere.
+        embed_tokens: the embeddings. They are on the first stage, and on the last one if it needs
+            them as its head; `None` elsewhere.
         layers: this rank's layers.
-        norm: on the last stage; `None` elsewhere.
+        norm: the norm after the last layer; `None` except on the last stage.
     """
 
     __slots__ = (
@@ -372,6 +383,8 @@ class Decoder:
         "norm",
     )
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         ropes = RopeTables(context.max_positions or spec.context_len, context.device)
         self._stage = stage = context.stage
@@ -383,11 +396,14 @@ class Decoder:
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()
         layers = stage.layers(spec.num_layers)
         self._first, self._hidden_size, self._dtype = layers.start, spec.hidden_size, context.dtype
-        self.layers = [DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in layers]
+        self.layers = [self.layer_class(spec, context, index, ropes) for index in layers]
         self.norm = _stream_norm(spec, context) if stage.is_last else None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return `[num_outputs, hidden_size]`, normed; before the last stage, a stage's stream."""
+        """Return the normed output of the last stage, `[num_outputs, hidden_size]`.
+
+        An earlier stage sends its output to the next stage and returns its residual stream.
+        """
         hidden, residual = self._begin(batch)
         if self.norm is not None:
             return run_layers(self.layers, self.norm, residual, batch, hidden)
@@ -395,15 +411,15 @@ class Decoder:
             hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
         assert hidden is not None, "a stage has layers"
         assert self._stage.send is not None, "a stage before the last has a link"
-        # Both parts: the next layer's norm then adds them as it does within a stage.
+        # Sent apart, so that the next layer's norm adds them as it does within a stage.
         self._stage.send(torch.stack([hidden, residual]))
         return residual
 
     def _begin(self, batch: ForwardBatch) -> tuple[Tensor | None, Tensor]:
-        """Return the last layer's output, if any, and the stream that lacks it."""
+        """Return the previous layer's output, or `None`, and the residual stream without it."""
         if self._stage.is_first:
             assert self.embed_tokens is not None, "the first stage embeds"
-            # A fresh tensor, so the stream may be changed in place.
+            # A new tensor, so the stream may be changed in place.
             residual = self.embed_tokens.forward(batch.input_ids)
             if self.embedding_scale != 1.0:
                 residual.mul_(self.embedding_scale)
@@ -416,7 +432,7 @@ class Decoder:
         return hidden, residual
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         if self.embed_tokens is not None:
             yield f"{prefix}.embed_tokens", self.embed_tokens
         for layer_idx, layer in enumerate(self.layers, self._first):
@@ -437,12 +453,14 @@ def _stream_norm(spec: DecoderSpec, context: BuildContext) -> RMSNorm | LayerNor
 
 
 class DecoderForCausalLM(CausalLM):
-    """The decoder and its head."""
+    """A decoder and its head, which gives logits."""
+
+    decoder_class: ClassVar[type[Decoder]] = Decoder
 
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         self.spec = spec
         self.context = context
-        self.model = Decoder(spec, context)
+        self.model = self.decoder_class(spec, context)
         self._logit_scale, self._logit_softcap = spec.logit_scale, spec.logit_softcap
         self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
         self.lm_head: Linear | None = None

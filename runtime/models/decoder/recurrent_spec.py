@@ -1,4 +1,4 @@
-"""Layers of a decoder that keep a recurrent state instead of keys and values. Front-safe."""
+"""Specs of decoder layers that keep a recurrent state instead of keys and values. Front-safe."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from runtime.models.decoder.weight_map import linear_weights, norm_weight
 
 
 class RecurrentSpec(ABC):
-    """One layer's recurrence over all ranks, for its state, its weights and the layer."""
+    """The sizes of one layer's recurrence, over all ranks.
+
+    They determine the layer's state, its weights and how ranks split it.
+    """
 
     @property
     @abstractmethod
     def state(self) -> RecurrentState:
-        """The state that the layer keeps of a sequence."""
+        """The state that the layer keeps of a sequence between steps."""
 
     @abstractmethod
     def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
-        """Return the weights of the layer called `prefix`, besides its norms and its MLP.
+        """Return the weights of the layer named `prefix`, except its norms and its MLP.
 
         Args:
             prefix: name of the layer, the same in the checkpoint and in our model.
-            hidden: width of the stream.
+            hidden: width of the residual stream.
         """
 
     @abstractmethod
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """Return what cannot be split evenly among ranks; see `ModelSpec.uneven_parts`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec.uneven_parts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvSpec(RecurrentSpec):
-    """A gated short convolution: `C * conv(B * x)`, as in LFM2.
+    """A gated short convolution, `C * conv(B * x)`, as in LFM2.
+
+    B, C and x are projections of the input.
 
     Attributes:
         channels: channels of the convolution over all ranks.
         width: tokens that the convolution sees, including the newest.
-        has_bias: whether the convolution and both products have biases.
+        has_bias: whether the convolution and the projections before and after it have biases.
     """
 
     channels: int
@@ -48,11 +53,11 @@ class ShortConvSpec(RecurrentSpec):
 
     @property
     def state(self) -> RecurrentState:
-        """The last inputs of the convolution."""
+        """The convolution's last `width - 1` inputs."""
         return RecurrentState((StatePart((self.width - 1, self.channels), split_dim=1),))
 
     def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
-        """See `RecurrentSpec`."""
+        """Return the weights of the convolution and its two projections; see `RecurrentSpec`."""
         name, channels, bias = f"{prefix}.conv", self.channels, self.has_bias
         rows = 3 * channels
         return [
@@ -62,12 +67,19 @@ class ShortConvSpec(RecurrentSpec):
         ]
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """See `RecurrentSpec`."""
+        """Return the channels if ranks cannot share them evenly; see `RecurrentSpec`."""
         return [f"{self.channels} channels of a convolution"] if self.channels % tp_size else []
 
 
 def conv_weights(name: str, channels: int, width: int, *, bias: bool = False) -> list[WeightSpec]:
-    """Return the weights of a convolution over each channel."""
+    """Return the weights of a convolution that treats each channel by itself.
+
+    Args:
+        name: name of the convolution, the same in the checkpoint and in our model.
+        channels: number of channels.
+        width: tokens that the convolution sees.
+        bias: whether it has a bias.
+    """
     weights = [WeightSpec(f"{name}.weight", (channels, 1, width), f"{name}.weight", kind="other")]
     if bias:
         weights.append(WeightSpec(f"{name}.bias", (channels,), f"{name}.bias", kind="bias"))
@@ -76,13 +88,13 @@ def conv_weights(name: str, channels: int, width: int, *, bias: bool = False) ->
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetSpec(RecurrentSpec):
-    """Linear attention by the gated delta rule behind a short convolution (Gated DeltaNet).
+    """Gated DeltaNet: a short convolution, then linear attention with the gated delta rule.
 
     Attributes:
         num_key_heads: heads of queries and keys over all ranks.
-        num_value_heads: heads of values over all ranks, a multiple of `num_key_heads`; consecutive
+        num_value_heads: heads of values over all ranks, a multiple of `num_key_heads`. Consecutive
             value heads share a key head.
-        key_dim, value_dim: elements of a head.
+        key_dim, value_dim: elements of a key head and of a value head.
         width: tokens that the convolution sees, including the newest.
         eps: epsilon of the norm of each head's output.
         has_flat_rows: whether checkpoints store q, k and v of all heads as one product, and z and
@@ -100,19 +112,19 @@ class DeltaNetSpec(RecurrentSpec):
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """Channels of queries, keys and values over all ranks."""
+        """Numbers of the convolution's channels for queries, keys and values, over all ranks."""
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_value_heads * self.value_dim
 
     @property
     def group_rows(self) -> tuple[int, int]:
-        """Rows of one key head in the product of q, k, v and z, and in that of the gates."""
+        """Rows that one key head has in `in_proj_qkvz` and in `in_proj_ba`."""
         ratio = self.num_value_heads // self.num_key_heads
         return 2 * self.key_dim + 2 * ratio * self.value_dim, 2 * ratio
 
     @property
     def state(self) -> RecurrentState:
-        """The last inputs of the convolution, and a matrix for each value head."""
+        """The convolution's last `width - 1` inputs, and a matrix for each value head."""
         matrix = (self.num_value_heads, self.key_dim, self.value_dim)
         return RecurrentState(
             (
@@ -122,7 +134,7 @@ class DeltaNetSpec(RecurrentSpec):
         )
 
     def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
-        """See `RecurrentSpec`."""
+        """Return the weights of the layer's projections, convolution, gates and norm."""
         name, heads, values = f"{prefix}.linear_attn", (self.num_value_heads,), self.spans[2]
         weights: list[WeightSpec] = []
         for target, shard, rows in self._products():
@@ -146,6 +158,6 @@ class DeltaNetSpec(RecurrentSpec):
         return [("in_proj", shard, rows * self.num_key_heads) for shard, rows in both]
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """See `RecurrentSpec`."""
+        """Return the key heads if ranks cannot share them evenly; see `RecurrentSpec`."""
         heads = self.num_key_heads
         return [f"{heads} key heads of linear attention"] if heads % tp_size else []

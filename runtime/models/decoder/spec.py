@@ -1,4 +1,7 @@
-"""Settings of decoders, and how families differ in `config.json`. Front-safe: no torch."""
+"""The settings of decoders, and the differences of families in `config.json`.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,18 @@ if TYPE_CHECKING:
     from runtime.models.decoder.experts_spec import ExpertsSpec
     from runtime.models.decoder.recurrent_spec import RecurrentSpec
 
-# Places of a layer's norms, with their names in Llama's checkpoints: one before each half.
+# The places of a layer's norms in Llama, with their names in its checkpoints: one norm before
+# attention and one before the MLP.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True)
 class UngatedMLP:
-    """A feed-forward block of two products with an activation between them.
+    """A feed-forward block without a gate: two matrix products with an activation between them.
 
     Attributes:
         activation: the activation.
-        up, down: names of the products in a checkpoint.
+        up, down: names of the two matrices in a checkpoint.
     """
 
     activation: Unary
@@ -49,13 +53,14 @@ class DecoderTraits:
     """The differences between a family and plain Llama.
 
     Attributes:
-        biases: `never`; `qkv` always on q, k and v; or `keyed` by `attention_bias`, on o too.
-        has_mlp_bias: whether `mlp_bias` is read.
+        biases: which products of attention have biases. `never`: none. `qkv`: always q, k and v.
+            `keyed`: q, k, v and o if `config.json` sets `attention_bias`.
+        has_mlp_bias: whether the key `mlp_bias` is read.
         qk_norm: whether heads of q and k are normalised.
-        head_dim: default if the key is absent; `None` for `hidden_size / num_attention_heads`.
-        window: whether `sliding_window` applies `never`, `always`, or is `switched` on by
-            `use_sliding_window` for the layers from `max_window_layers` on.
-        default_window: default if `sliding_window` is absent (not if it is null).
+        head_dim: value of an absent `head_dim`; `None` for `hidden_size / num_attention_heads`.
+        window: which layers have the window `sliding_window`. `never`: none. `always`: all.
+            `switched`: if `use_sliding_window` is set, the layers from `max_window_layers` on.
+        default_window: value of an absent `sliding_window`. A null means no window.
     """
 
     biases: Literal["never", "qkv", "keyed"] = "never"
@@ -68,7 +73,7 @@ class DecoderTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec(ModelSpec):
-    """Sizes and other settings of a decoder.
+    """The sizes and other settings of a decoder.
 
     The method `attention` describes the attention of each layer. A family whose layers differ in
     more than windows and rotations overrides this method; everything else follows from it.
@@ -78,35 +83,41 @@ class DecoderSpec(ModelSpec):
             all layers for which `attention` does not set others.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         fused_gate_up: whether checkpoints store the MLP's gate and up projections as one tensor.
-        qk_norm: whether q and k are normalised: each head by itself (Qwen3).
-        has_joint_qk_norm: whether that norm covers all heads of q, or of k, together (OLMo 2).
-        sliding_window: keys that each query may see, including its own; `None` for all.
+        qk_norm: whether q and k are normalised. Each head is normalised by itself (Qwen3) unless
+            `has_joint_qk_norm` is set.
+        has_joint_qk_norm: whether the norm covers all heads of q, or of k, together (OLMo 2).
+        sliding_window: most keys that a query sees, including its own; `None` for all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
-        windowed_rope: rotation of the layers that have the window; `None` for that of the others.
+        windowed_rope: rotary embedding of the layers that have the window; `None` if it is `rope`.
         zero_centered_norms: whether all norms, including those of heads, multiply by `1 + weight`.
-        norms: from place in a layer to name in the checkpoint, for the family's norms: `input_norm`
-            and `mlp_norm` before each half, `attention_output_norm` and `mlp_output_norm` after it.
-        has_layer_norms: whether norms of the stream are LayerNorms; `rms_norm_eps` is their
-            epsilon.
-        is_parallel: whether attention and the MLP both read `input_norm`, the layer's only norm.
+        norms: the family's norms, a map from the place in a layer to the name in the checkpoint.
+            `input_norm` and `mlp_norm` come before attention and the MLP, `attention_output_norm`
+            and `mlp_output_norm` after them.
+        has_layer_norms: whether norms of the residual stream are LayerNorms, with the epsilon
+            `rms_norm_eps`.
+        is_parallel: whether attention and the MLP both read the output of `input_norm`, the layer's
+            only norm.
         activation: activation of the gate in the feed-forward block.
-        embedding_scale: multiplies embeddings, rounded to the model's type.
-        has_sinks: whether each head has a score without a value.
-        rotary_dim: elements of a head that rotate, the first ones; 0 for all.
-        score_softcap, logit_softcap: caps of attention's scores and of logits, which become
-            `cap * tanh(x / cap)`; 0 leaves them.
-        logit_scale: multiplies logits before the cap.
-        residual_scale: multiplies what each half of a layer adds to the stream.
-        unrotated_layers: indices of layers whose heads do not rotate.
-        query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
+        embedding_scale: factor of the embeddings, rounded to the model's dtype.
+        has_sinks: whether each head has one more score in the softmax, without a value.
+        rotary_dim: number of a head's first elements that are rotated; 0 for all.
+        score_softcap, logit_softcap: cap of attention's scores and of logits. If it is not 0, `x`
+            becomes `cap * tanh(x / cap)`.
+        logit_scale: factor of the logits, applied before the cap.
+        residual_scale: factor of what attention and the MLP add to the residual stream.
+        unrotated_layers: indices of layers that do not rotate queries and keys.
+        query_scale: factor of attention's scores; `None` for `head_dim ** -0.5`.
         experts: experts that replace the feed-forward block in some or all layers.
-        rope_axes: for each of a head's angles, the position of a token that rotates it: time, row
-            or column, which differ within an image; empty if a token has one position.
-        num_extra_layers: layers after the last in a checkpoint, which predict further tokens; not
-            loaded.
-        is_causal: whether a token sees no later ones; if not, windows extend to both sides.
-        position_scale: how queries grow with their positions; `None` if they do not.
-        has_norm_biases: whether these LayerNorms have biases.
+        rope_axes: for each rotation angle of a head, the axis whose position determines it: time,
+            row or column. The three positions of a token differ within an image. Empty if a token
+            has one position.
+        num_extra_layers: number of layers after the last one in a checkpoint. They predict further
+            tokens and are not loaded.
+        is_causal: whether a token sees only earlier tokens and itself. If not, windows extend to
+            both sides.
+        position_scale: how the scale of queries grows with their positions; `None` if it is
+            constant.
+        has_norm_biases: whether the LayerNorms of the residual stream have biases.
         ungated_mlp: the feed-forward block, if it has no gate.
         fused_qkv: whether checkpoints store q, k and v as one tensor.
     """
@@ -152,7 +163,7 @@ class DecoderSpec(ModelSpec):
     fused_qkv: bool = False
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: a model saved without its head has names without `model.`."""
+        """See `ModelSpec`. Names lack `model.` in checkpoints that were saved without a head."""
         if self.gives == "tokens" or name.startswith(("model.", "lm_head.", "score.")):
             return name
         return f"model.{name}"
@@ -162,18 +173,18 @@ class DecoderSpec(ModelSpec):
 
     @cached_property
     def layer_states(self) -> Sequence[LayerState]:
-        """See `ModelSpec`."""
+        """Return the state that each layer keeps between steps; see `ModelSpec`."""
         if self.gives != "tokens":
             return (NoState(),) * self.num_layers
         layers = range(self.num_layers)
         return tuple((self.recurrence(i) or self.attention(i)).state for i in layers)
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:  # noqa: ARG002  # hybrids know
-        """Return the recurrence that a layer has instead of attention; `None` for attention."""
+        """Return the recurrence of layer `layer_idx`; `None` if the layer has attention."""
         return None
 
     def attention(self, layer_idx: int) -> AttentionSpec:
-        """Return the description of this layer's attention."""
+        """Return the description of the attention of layer `layer_idx`."""
         is_windowed = self.windowed_layers is None or layer_idx in self.windowed_layers
         window = self.sliding_window if is_windowed else None
         has_own_rope = self.windowed_rope is not None and window is not None
@@ -193,15 +204,15 @@ class DecoderSpec(ModelSpec):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """A tied head repeats the embeddings."""
+        """Return the name of the embeddings for the head's weight if the two are tied."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.tie_word_embeddings else {}
 
     def untied(self) -> DecoderSpec:
-        """See `ModelSpec`."""
+        """Return this spec with a head of its own instead of the embeddings; see `ModelSpec`."""
         return replace(self, tie_word_embeddings=False, has_own_head=True)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed; see `ModelSpec`."""
         first = self.num_layers
         extra = (f"model.layers.{i}." for i in range(first, first + self.num_extra_layers))
         if name.startswith(tuple(extra)):
@@ -210,7 +221,10 @@ class DecoderSpec(ModelSpec):
         return has_spare_head or super().is_ignored(name) or is_old_buffer(name)
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec`: torch sums the squares of a rank's heads in an order of its own."""
+        """Refuse deterministic inference if ranks share a norm over all heads; see `ModelSpec`.
+
+        torch sums the squares of a rank's heads in an order of its own.
+        """
         if deterministic and tp_size > 1 and self.has_joint_qk_norm:
             raise StartupError(
                 f"--enable-deterministic-inference: {self.architecture} has norms over all heads, "
@@ -218,12 +232,12 @@ class DecoderSpec(ModelSpec):
             )
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
-        """See `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         layers = [self.recurrence(i) or self.attention(i) for i in range(self.num_layers)]
         # In order, each once.
         found = list(dict.fromkeys(what for each in layers for what in each.uneven_parts(tp_size)))
         if self.fused_qkv and self.num_kv_heads < tp_size:
-            # Parts of one tensor that ranks would share are not supported.
+            # Ranks cannot share one key/value head of a fused tensor.
             found.append(f"{self.num_kv_heads} key/value heads")
         if self.intermediate_size % tp_size:
             found.append(f"{self.intermediate_size} feed-forward rows")
@@ -233,37 +247,45 @@ class DecoderSpec(ModelSpec):
 
     @property
     def applies_kv_scales(self) -> bool:
-        """See `ModelSpec`: latents, and attention with gates, are computed without scales."""
+        """Whether the scales of stored keys and values are used; see `ModelSpec`.
+
+        Attention over latents and attention with gates do not use them.
+        """
         layers = [self.attention(i) for i in range(self.num_layers) if self.recurrence(i) is None]
         return not any(isinstance(layer, LatentAttentionSpec) or layer.has_gate for layer in layers)
 
     @property
     def num_experts(self) -> int:
-        """See `ModelSpec`."""
+        """Experts of a layer, 0 without a mixture; see `ModelSpec`."""
         return 0 if self.experts is None else self.experts.num_experts
 
     @property
     def num_experts_per_token(self) -> int:
-        """See `ModelSpec`."""
+        """Experts that a token passes in a layer, 0 without a mixture; see `ModelSpec`."""
         return 0 if self.experts is None else self.experts.num_chosen
 
     @property
     def expert_layers(self) -> list[int]:
-        """See `ModelSpec`."""
+        """Indices of the layers that have experts; see `ModelSpec`."""
         return [] if self.experts is None else sorted(self.experts.layers)
 
     @property
     def num_active_parameters(self) -> int:
-        """See `ModelSpec`."""
+        """Number of weights that one token uses; see `ModelSpec`."""
         idle = 0 if self.experts is None else self.experts.num_idle_parameters(self.hidden_size)
         return self.num_parameters - idle
 
 
 def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:
-    """Return the fields of a `DecoderSpec`, as `config.json` sets them.
+    """Return the fields of a `DecoderSpec` that `config.json` sets.
+
+    Args:
+        config: keys of `config.json`.
+        generation: keys of `generation_config.json`.
+        traits: the family's differences from Llama.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     common = common_fields(config, generation)
     hidden_size = common["hidden_size"]
@@ -293,10 +315,15 @@ def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dic
 
 
 def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> DecoderSpec:
-    """Read a decoder with one rotary embedding and a gated MLP of SiLU.
+    """Read a decoder whose MLP is gated with SiLU and whose layers share one rotary embedding.
+
+    Args:
+        config: keys of `config.json`.
+        generation: keys of `generation_config.json`.
+        traits: the family's differences from Llama.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     fields = silu_decoder_fields(config, generation, traits)
     rope, context_len = read_rope(config)
@@ -304,10 +331,10 @@ def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> Decod
 
 
 def silu_decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:
-    """Return the fields that `decoder_fields` reads, for a family whose MLP has SiLU.
+    """Return the fields that `decoder_fields` reads, for a family whose MLP is gated with SiLU.
 
     Raises:
-        StartupError: see `decoder_fields`; or the file names another activation.
+        StartupError: see `decoder_fields`; or `config.json` names another activation.
     """
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
         raise config.error("hidden_act", "'silu'")
@@ -315,7 +342,7 @@ def silu_decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -
 
 
 def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
-    """Return the layers that `layer_types` calls windowed; `None` when the key is absent.
+    """Return the layers that have a window by the key `layer_types`; `None` if the key is absent.
 
     Raises:
         StartupError: the key does not give a type for each layer.
@@ -323,7 +350,7 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
     kinds = config.values.get("layer_types")
     if kinds is None:
         return None
-    # A tuple: an entry of the file may be a list, which has no hash.
+    # A tuple, not a set: an entry of the file may be a list, which cannot be hashed.
     known = ("full_attention", "sliding_attention")
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in known for kind in kinds):
@@ -332,16 +359,18 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
 
 
 def read_window_pattern(config: Keys, num_layers: int, pattern: int) -> frozenset[int]:
-    """Return the windowed layers by `layer_types`, or by `sliding_window_pattern` if it is absent.
+    """Return the layers that have a window.
+
+    The key `layer_types` lists them. If it is absent, `sliding_window_pattern` gives the size of
+    groups of layers: the last layer of each group sees all keys, the others have the window.
 
     Args:
-        config: keys of the model.
+        config: keys of the model's `config.json`.
         num_layers: layers of the model.
-        pattern: size of the groups of layers if the file does not say; the last layer of each group
-            sees all keys.
+        pattern: value of an absent `sliding_window_pattern`.
 
     Raises:
-        StartupError: see `read_layer_types`; or the size is not such a number.
+        StartupError: see `read_layer_types`; or `sliding_window_pattern` is out of range.
     """
     layers = read_layer_types(config, num_layers)
     if layers is not None:
@@ -364,7 +393,7 @@ def _head_dim(config: Keys, traits: DecoderTraits, hidden_size: int, num_heads: 
 def _windows(
     config: Keys, traits: DecoderTraits, num_layers: int
 ) -> tuple[int | None, frozenset[int] | None]:
-    """Return the window and the layers that have it, `None` for all of them."""
+    """Return the window and the layers that have it; `None` instead of layers means all layers."""
     if traits.window == "never":
         return None, None
     if traits.window == "switched" and not config.flag("use_sliding_window", False):

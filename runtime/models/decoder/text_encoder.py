@@ -1,4 +1,4 @@
-"""A decoder that gives a vector or scores for each text: its layers without pages or a sampler."""
+"""A decoder that gives a vector or scores for each text, without a KV cache or a sampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE_SIZE = 16
 
 
 class DecoderTextEncoder(TextEncoder):
-    """The decoder's layers, with a text head instead of the vocabulary's head."""
+    """The decoder's layers, with a head that makes a vector or scores of a text."""
 
     spec: DecoderSpec
 
@@ -48,7 +48,10 @@ class DecoderTextEncoder(TextEncoder):
         return self.head.finish(hidden.float())
 
     def _reads_last_tokens(self) -> bool:
-        """Whether only last tokens are read; recorded experts need every token."""
+        """Whether the head reads only each text's last token, so that others can skip work.
+
+        If the chosen experts are recorded, every token must be computed.
+        """
         counts = self.context.expert_counts
         return self.spec.pooling.mode == "last" and not (counts is not None and counts.is_on)
 
@@ -61,7 +64,7 @@ class DecoderTextEncoder(TextEncoder):
         made.slots = batch.positions + firsts
         if batch.shared is not None:
             made.seq_lens = made.seq_lens + made.seq_lens.new_tensor(batch.shared.lengths)
-            # The keys of shared beginnings are in pages only.
+            # The keys of shared beginnings are in pages only, so no text counts as a whole prompt.
             made.whole_prompts = ()
         batch.attention.plan(made)
         return made
@@ -72,23 +75,26 @@ class DecoderTextEncoder(TextEncoder):
 
 
 class BothWays:
-    """Attention of every token to all tokens of its text; see `AttentionBackend`."""
+    """Attention from each token to all tokens of its text, in place of an `AttentionBackend`."""
 
     def __init__(self, batch: EncoderBatch) -> None:
         self._lengths = batch.lengths
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
-        """Attend one layer."""
+        """Rotate one layer's heads and attend; see `attend_packed`."""
         return attend_packed(layer, qkv, batch.positions, self._lengths)
 
 
 class _Pages:
-    """One layer's keys and values of a step, which the next layer of its shape overwrites."""
+    """Pages for one layer's keys and values in a step.
+
+    The next layer of that shape overwrites them.
+    """
 
     def __init__(self, states: Sequence[LayerState], context: BuildContext) -> None:
         paged = [state for state in states if isinstance(state, PagedState)]
         assert len(paged) == len(states), "a layer without keys of its own"
-        # Keys of `_caches`: whether pages hold latents, and the shape of one.
+        # Keys of `_caches`: whether pages hold latents, and the shape of a page.
         self._forms = [
             (
                 isinstance(state, LatentState),
@@ -100,11 +106,11 @@ class _Pages:
         self._caches: dict[tuple[bool, tuple[int, int, int]], KVCache] = {}
 
     def hold(self, batch: EncoderBatch) -> tuple[list[KVCache], Tensor, Tensor]:
-        """Return the layers' pages, their table, and for each token its text's first slot.
+        """Return the layers' pages, the block table, and for each token its text's first slot.
 
-        A text that shares another one's beginning has the other's pages first, then pages for its
-        own tokens. The shared keys are ready when they are read: a layer writes all keys before it
-        attends.
+        A text that shares another text's beginning has the other text's pages first, then pages for
+        its own tokens. The shared keys are ready when they are read: a layer writes all keys before
+        it attends.
         """
         lengths = torch.tensor(list(batch.lengths))
         counts = -(-lengths // _PAGE_SIZE)
@@ -129,7 +135,7 @@ class _Pages:
             firsts = firsts - lent
             table = torch.where(is_lent, lenders[:, None], firsts[:, None]) + columns
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
-        # Columns beyond a text's own are not read, but must name existing pages.
+        # Columns after a text's own pages are not read, but must name existing pages.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
         return [self._caches[form] for form in self._forms], table, slots.to(self._device)
 

@@ -1,7 +1,7 @@
-"""The weight map of a dense decoder: which checkpoint tensor goes where. Front-safe: no torch.
+"""The weight map of a decoder: the target of each checkpoint tensor. Front-safe: no torch.
 
-It is used in three places: the check compares headers with it before torch is imported, the loader
-fills parameters by it, and dummy weights are made from it.
+The map has three uses. A check compares it with the headers of checkpoint files before torch is
+imported, the loader fills parameters by it, and dummy weights are made from it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from runtime.checkpoint.model_spec import WeightKind, WeightSpec
 if TYPE_CHECKING:
     from runtime.models.decoder.spec import DecoderSpec
 
-# Buffers that old versions saved; every model computes them itself.
+# Buffers that old versions of `transformers` saved. Models compute them from `config.json`.
 _OLD_BUFFER = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 def is_old_buffer(name: str) -> bool:
-    """Whether a checkpoint tensor is one that every model computes itself."""
+    """Whether the tensor `name` is a saved rotary table, which models compute themselves."""
     return _OLD_BUFFER.search(name) is not None
 
 
 def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
-    """Return every tensor of a dense decoder, in the order of the layers."""
+    """Return the spec of every tensor of a decoder, in the order of the layers."""
     hidden = spec.hidden_size
     embedding = "model.embed_tokens.weight"
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
@@ -52,7 +52,14 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
 def norm_weight(
     name: str, size: int, target: str = "", *, zero_centered: bool = False
 ) -> WeightSpec:
-    """Return a norm's weight; `target` is our layer if its name differs."""
+    """Return the spec of a norm's weight, `[size]`.
+
+    Args:
+        name: the norm's name in the checkpoint.
+        size: elements of the weight.
+        target: the norm's name in our model; empty if it is `name`.
+        zero_centered: whether the norm multiplies by `1 + weight`.
+    """
     kind: WeightKind = "zero_centered_norm" if zero_centered else "norm"
     return WeightSpec(f"{name}.weight", (size,), f"{target or name}.weight", kind=kind)
 
@@ -67,7 +74,15 @@ def _stream_norm(spec: DecoderSpec, name: str, target: str) -> Iterator[WeightSp
 def linear_weights(
     name: str, target: str, shape: tuple[int, int], shard: str = "", *, bias: bool = False
 ) -> list[WeightSpec]:
-    """Return a matrix, and its bias if there is one."""
+    """Return the specs of a matrix and, if `bias` is set, of its bias.
+
+    Args:
+        name: the linear layer's name in the checkpoint.
+        target: the linear layer's name in our model.
+        shape: rows and columns of the matrix.
+        shard: the part of the target that this matrix is, such as `q` of `qkv_proj`.
+        bias: whether the layer has a bias, `[rows]`.
+    """
     weights = [WeightSpec(f"{name}.weight", shape, f"{target}.weight", shard)]
     if bias:
         weights.append(WeightSpec(f"{name}.bias", shape[:1], f"{target}.bias", shard, kind="bias"))
@@ -117,7 +132,10 @@ def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[W
 def _latent_weights(
     spec: DecoderSpec, latent: LatentAttentionSpec, attention: str
 ) -> Iterator[WeightSpec]:
-    """Yield the tensors of attention over latents: what reads the hidden state is one product."""
+    """Yield the tensors of attention over latents.
+
+    The products that read the hidden state are fused.
+    """
     hidden, heads, bias = spec.hidden_size, latent.num_heads, spec.attention_bias
     query, rank = heads * (latent.nope_dim + latent.rope_dim), latent.query_rank
     both = f"{attention}.qkv_a_proj"

@@ -1,1 +1,1 @@
-"""DeepSeek V2 and V3, and models of their form such as Kimi K2."""
+"""The DeepSeek families: V2, V3, and models of the same form such as Kimi K2."""

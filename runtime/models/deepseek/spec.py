@@ -1,4 +1,7 @@
-"""DeepSeek V2, V3, R1 and Kimi K2: attention over latents, many small experts. No torch."""
+"""The `config.json` of DeepSeek V2, V3 and R1 and of Kimi K2. Front-safe: no torch.
+
+These models have attention over latents (MLA) and many small experts.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +64,13 @@ def read_v2(config: Keys, generation: Keys) -> LatentDecoderSpec:
     if method == "greedy":
         config = Keys(config.source, {**config.values, "n_group": None})
     router = RouterSpec(is_precise=True)
-    # Its rotation is one of complex numbers, of neighbours.
+    # DeepSeek V2 rotates neighboring elements, as real and imaginary parts of complex numbers.
     rope = replace(spec.rope, interleaved=True)
     return replace(spec, rope=rope, experts=read_shared_experts(config, router, spec.num_layers))
 
 
 def read_v3(config: Keys, generation: Keys) -> LatentDecoderSpec:
-    """Read the `config.json` of DeepSeek V3 and R1, and of Kimi K2, which has their form.
+    """Read the `config.json` of DeepSeek V3 and R1, and of Kimi K2, which has the same keys.
 
     Raises:
         StartupError: see `read_latent_decoder`.

@@ -1,1 +1,1 @@
-"""Gemma 2."""
+"""The Gemma 2 family."""

@@ -1,4 +1,7 @@
-"""Gemma 2: caps of scores and logits, a window on every second layer. Front-safe: no torch."""
+"""Gemma 2's `config.json`. Front-safe: no torch.
+
+Attention's scores and the logits are capped. Every second layer has a window.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
@@ -67,5 +70,5 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 
 
 def _cap(config: Keys, key: str) -> float:
-    """Return a cap; null is none."""
+    """Return the cap under `key`; 0 for null, which means no cap."""
     return 0.0 if config.values.get(key) is None else config.number(key, 1e-3, _MAX_CAP)

@@ -1,1 +1,1 @@
-"""Gemma 3."""
+"""The Gemma 3 family, without images."""

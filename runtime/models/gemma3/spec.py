@@ -1,4 +1,7 @@
-"""Gemma 3, text: windows on most layers, two rotations, four norms. Front-safe: no torch."""
+"""The `config.json` of Gemma 3's text models. Front-safe: no torch.
+
+Most layers have a window and a rotary embedding of their own. A layer has four norms.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ NORMS = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
-# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
+# Defaults of `transformers` for absent keys. `TRAITS` and the readers below hold further defaults.
 DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -48,7 +51,7 @@ _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
 def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read EmbeddingGemma's `config.json`: no head, and attention in both directions.
+    """Read EmbeddingGemma's `config.json`. The model has no head, and tokens may see both ways.
 
     Raises:
         StartupError: see `read`.
@@ -68,7 +71,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_bidirectional_attention", False):

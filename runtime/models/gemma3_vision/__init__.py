@@ -1,1 +1,1 @@
-"""Gemma 3 with its vision tower."""
+"""Gemma 3 with images: the decoder and its vision tower."""

@@ -1,4 +1,7 @@
-"""Gemma 3 with images: SigLIP's patches are pooled to a few vectors, which the decoder reads."""
+"""Gemma 3 with images.
+
+The outputs of SigLIP are averaged to a few vectors, which the decoder reads.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from runtime.models.vision.tower import Tower
 
 
 class Projection(WeightHolder):
-    """A product whose weight has its inputs as rows in checkpoints, so it is not packed.
+    """A matrix product whose weight has one row per input, as its checkpoints store it.
+
+    Packed kernels expect one row per output, so the product is plain torch.
 
     Attributes:
         parameter: `[in_features, out_features]`.
@@ -36,10 +41,10 @@ class Projection(WeightHolder):
         yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Do nothing: the weight is used where it was filled."""
+        """Do nothing: the weight is used in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Do nothing: the weight is filled at once."""
+        """Do nothing: the loader fills the weight in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
         weight = self.parameter.tensor
@@ -56,7 +61,7 @@ class Projection(WeightHolder):
 
 
 class Gemma3Tower(Tower):
-    """The tower, and the projection of its patches to vectors of the decoder."""
+    """The vision tower, and the projection of its outputs to the decoder's width."""
 
     def __init__(self, spec: Gemma3VisionSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -71,7 +76,8 @@ class Gemma3Tower(Tower):
         num_images, num_tokens, width = pooled.shape
         normed = self.norm.forward(pooled.view(-1, width))
         vectors = self.projection.apply(normed).view(num_images, 1, num_tokens, -1)
-        # Each gets its own memory: one may be kept longer than the others.
+        # Each image's vectors get memory of their own, because one image may be kept longer than
+        # others.
         return [each.clone() for each in vectors]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
@@ -81,21 +87,21 @@ class Gemma3Tower(Tower):
 
 
 class Gemma3Vision(SeeingDecoder):
-    """The decoder with its tower."""
+    """Gemma 3's decoder with its vision tower."""
 
     def __init__(self, spec: Gemma3VisionSpec, context: BuildContext) -> None:
         super().__init__(spec, context, Gemma3Tower(spec, context))
 
 
 def pool_squares(patches: Tensor, pool: int) -> Tensor:
-    """Return the means of squares of patches, row by row.
+    """Return the mean of each square of `pool` by `pool` neighboring patches.
 
     Args:
         patches: `[num_images, num_patches, width]` of square images, row by row.
-        pool: patches of a side of a pooled square; divides the patches of an image's side.
+        pool: side of a square in patches. It divides the patches along an image's side.
 
     Returns:
-        `[num_images, num_patches / pool**2, width]`, new.
+        `[num_images, num_patches / pool**2, width]`, a new tensor, row by row.
     """
     num_images, num_patches, width = patches.shape
     per_side = int(num_patches**0.5) // pool

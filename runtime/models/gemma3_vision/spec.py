@@ -1,4 +1,4 @@
-"""Gemma 3 with its vision tower: the text model's keys beside SigLIP's. Front-safe: no torch."""
+"""The `config.json` of Gemma 3 with its vision tower (SigLIP). Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.models.vision.siglip_config import (
     siglip_weights,
 )
 
-# Tokens of the vocabulary.
+# Tokens of the vocabulary that surround an image's tokens or stand for them.
 MARKER, IMAGE_TOKEN, END_OF_IMAGE = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 BILINEAR = 2
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
@@ -29,7 +29,8 @@ _MAX_TOKENS = 2**16
 _SHARED = ("eos_token_id", "bos_token_id", "quantization_config")
 # These keys may be in either place; a value beside `text_config` wins.
 _EITHER = ("dtype", "torch_dtype", "tie_word_embeddings")
-# From names in files that `transformers` 4 and 5 write to names in the weight map.
+# From prefixes of names in checkpoints that `transformers` 4 and 5 write to those of the weight
+# map.
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -43,7 +44,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3VisionSpec(DecoderSpec):
-    """Settings of the decoder and of the tower."""
+    """The settings of the decoder and of its vision tower (`vision`)."""
 
     vision: SiglipVision
 
@@ -66,16 +67,16 @@ class Gemma3VisionSpec(DecoderSpec):
         return (*decoder_weights(self), *ours)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`; the tower's own pooling is unused, and old files hold position ids."""
+        """See `ModelSpec`. The tower's pooling head is unused, and old files hold position ids."""
         spare = (f"{TOWER}.head.", f"{TOWER}.embeddings.position_ids")
         return name.startswith(spare) or super().is_ignored(name)
 
 
 def read(config: Keys, generation: Keys) -> Gemma3VisionSpec:
-    """Read the `config.json` of text model and tower, as `transformers` 4 or 5 writes it.
+    """Read the `config.json` of the text model and the tower, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     decoder = read_text(_text_keys(config), generation)
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}

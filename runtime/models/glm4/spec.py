@@ -1,4 +1,7 @@
-"""GLM-4: half of each head rotates, neighbors together. Front-safe: no torch."""
+"""GLM-4's `config.json`. Half of each head is rotated, in neighboring pairs.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def read_glm(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of an earlier GLM-4, `GlmForCausalLM`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     fields = silu_decoder_fields(config, generation, TRAITS)

@@ -1,4 +1,7 @@
-"""GLM-4.5 to 4.7: sigmoids choose experts, half of each head rotates. Front-safe: no torch."""
+"""The `config.json` of GLM-4.5 to 4.7. Front-safe: no torch.
+
+A sigmoid scores the experts. Half of each head is rotated.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of GLM-4.5, 4.6 or 4.7.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     traits = DecoderTraits(biases="keyed", qk_norm=config.flag("use_qk_norm", False))
@@ -67,7 +70,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 
 
 def read_lite(config: Keys, generation: Keys) -> LatentDecoderSpec:
-    """Read the `config.json` of GLM-4.7-Flash, which keeps latents.
+    """Read the `config.json` of GLM-4.7-Flash, whose layers keep latents (MLA).
 
     Raises:
         StartupError: see `read_latent_decoder`.

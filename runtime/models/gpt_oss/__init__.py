@@ -1,1 +1,1 @@
-"""gpt-oss."""
+"""The gpt-oss family."""

@@ -1,6 +1,7 @@
-"""gpt-oss: experts with biases and a clamped gate, sinks, a window on every second layer.
+"""The `config.json` of gpt-oss. Front-safe: no torch.
 
-Front-safe: no torch.
+Experts have biases and a clamped gate. Each attention head has a sink. Every second layer has a
+window.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
             raise config.error(key, f"{only}")
     spec = read_decoder(config, generation, TRAITS)
     layers = read_layer_types(config, spec.num_layers)
-    # A GGUF file has gate and up of the experts apart.
+    # A GGUF file stores the gate and up matrices of experts as separate tensors.
     is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
     stacked = StackedForm(is_transposed=True, is_interleaved=True)
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 128)
@@ -59,7 +60,8 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         num_chosen=config.integer("num_experts_per_tok", num_experts, 4),
         intermediate_size=spec.intermediate_size,
         layers=frozenset(range(spec.num_layers)),
-        # A softmax of the chosen logits is one of all logits, scaled to a sum of one.
+        # A softmax over the chosen logits equals the softmax over all logits, scaled to a sum of
+        # one.
         router=RouterSpec(sums_to_one=True, has_bias=True),
         has_bias=True,
         gate="swigluoai",

@@ -1,1 +1,1 @@
-"""Granite 3 and 4 without recurrent layers."""
+"""The Granite family: Granite 3 and 4 without recurrent layers."""

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: Llama with four multipliers, and its mixtures. Front-safe: no torch."""
+"""The `config.json` of Granite 3 and 4: Llama with four scale factors. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of a Granite with experts; see `read_decoder`."""
     spec = replace(read(config, generation), mlp_bias=False)
-    # A GGUF file has gate and up of the experts apart.
+    # A GGUF file stores the gate and up matrices of experts as separate tensors.
     is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
     stacked = StackedForm(gate_up="input_linear.weight", down="output_linear.weight")
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)
@@ -44,7 +44,8 @@ def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
         num_chosen=config.integer("num_experts_per_tok", num_experts, 2),
         intermediate_size=spec.intermediate_size,
         layers=frozenset(range(spec.num_layers)),
-        # A softmax of the chosen logits is one of all logits, scaled to a sum of one.
+        # A softmax over the chosen logits equals the softmax over all logits, scaled to a sum of
+        # one.
         router=RouterSpec(sums_to_one=True),
         names=ExpertNames(block="block_sparse_moe", router="router.layer"),
         stacked=None if is_gguf else stacked,

@@ -1,1 +1,1 @@
-"""Layers that families are made of; each owns its weights."""
+"""The layers from which families build models. Each layer owns its weights."""

@@ -1,7 +1,8 @@
-"""Adapters (LoRA) in a model's layers: which one each token uses, and the products that add it.
+"""LoRA adapters in a model's layers: the adapter of each token, and the products that apply it.
 
-The executor says at each step which slot every token's adapter is in. When tokens leave the step,
-the loop over layers removes their slots. No layer and no family knows more about adapters.
+At each step the executor sets the device slot of every token's adapter. When tokens leave the step,
+the loop over layers removes their slots. Other code of layers and families does not deal with
+adapters.
 """
 
 from __future__ import annotations
@@ -15,37 +16,37 @@ from kernels.lora import LoraBank, TokenSlots
 
 
 class AdapterSlots:
-    """The adapters of the current step's tokens.
+    """The LoRA adapters of the current step's tokens.
 
-    A CUDA graph holds what was true when it was captured: graphs of steps with adapters and of
-    steps without any are different ones.
+    A CUDA graph replays what held when it was captured, so steps with adapters and steps without
+    adapters have different graphs.
 
     Attributes:
-        num_slots: adapters that the device holds.
+        num_slots: number of adapters that the device holds.
         is_on: whether any token of this step uses an adapter.
-        tokens: the slot of each token that the layers compute; meaningless unless `is_on`.
+        tokens: the adapter slot of each token that the layers compute; only valid if `is_on`.
     """
 
     def __init__(self, num_slots: int) -> None:
-        """Start without adapters."""
+        """Start with no adapter in use."""
         self.num_slots = num_slots
         self.is_on = False
         self.tokens = TokenSlots(torch.empty(0, dtype=torch.int32), num_slots)
 
     def begin(self, slots: Tensor) -> None:
-        """Set the slots of a step's tokens, `[num_tokens]` int32 on the device, -1 for none."""
+        """Set the adapter slots of a step's tokens: `[num_tokens]` int32, -1 for no adapter."""
         self.tokens = TokenSlots(slots, self.num_slots)
 
     def narrow(self, wanted: Tensor) -> None:
-        """Go on with some tokens only, `[n]` int64 indices."""
+        """Keep only the tokens `wanted`, `[n]` int64 indices, for the rest of the step."""
         if self.is_on:
             self.begin(self.tokens.slots.index_select(0, wanted))
 
 
 class AdaptedLinear(PackedLinear):
-    """A packed product, of whatever form, and the adapters that are added to it.
+    """A linear layer of any packed form with LoRA adapters added to its product.
 
-    Without adapters in the step it is the product itself, with all its fused forms.
+    In a step without adapters it calls the packed layer only, with all its fused forms.
     """
 
     def __init__(self, base: PackedLinear, bank: LoraBank, slots: AdapterSlots) -> None:

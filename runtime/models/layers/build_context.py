@@ -1,4 +1,4 @@
-"""The settings with which a model is built. Layers get no other outside information."""
+"""The settings with which a model is built. Layers get no other information from outside."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DTYPES = {
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Return the torch type called `name`.
+    """Return the torch dtype called `name`.
 
     Raises:
-        StartupError: not one of the types that models run in.
+        StartupError: models do not run in this dtype.
     """
     if name not in DTYPES:
         raise StartupError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
@@ -36,23 +36,25 @@ class BuildContext:
     """The settings for building a model, besides its own spec.
 
     Attributes:
-        dtype: type of weights and activations.
+        dtype: dtype of weights and activations.
         device: device of weights and activations.
         max_positions: rows of the rotary table; `None` for the model's whole context.
         tp_rank, tp_size: this rank's index among the ranks that share each layer, and their number.
-        all_reduce: sums a tensor over those ranks in place and returns it; needed when
-            `tp_size > 1`.
-        sum_place: for a number of rows and a width, returns the best tensor to write the next input
-            of `all_reduce` to; `None` if it does not matter.
-        gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
-            without it each rank has the whole head.
-        splits_experts: whether each rank holds some whole experts instead of a part of each.
-        expert_counts: where layers record the chosen experts; `None` if unused.
-        adapters: the adapters of each step's tokens; `None` if there are none.
-        rounds_products: whether float32 is multiplied as bfloat16, if there are such kernels.
-        kv_cache_dtype: form of the pool, a name in `kernels.kv_forms.KV_FORMS`.
-        linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
-        experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
+        all_reduce: sums a tensor over these ranks in place and returns it. Needed if `tp_size > 1`.
+        sum_place: returns, for a number of rows and a width, the tensor to which the next input of
+            `all_reduce` should be written, or `None` if any tensor is as good.
+        gather_columns: joins the ranks' `[num_rows, width]` along the columns, in order of rank.
+            Without it each rank has the whole head.
+        splits_experts: whether each rank holds some whole experts instead of a part of each expert.
+        expert_counts: where layers record the chosen experts; `None` if they do not.
+        adapters: the LoRA adapters of each step's tokens; `None` if there are none.
+        rounds_products: whether float32 operands are rounded to bfloat16 for matrix products, where
+            such kernels exist.
+        kv_cache_dtype: form of keys and values in the KV cache, a name in
+            `kernels.kv_forms.KV_FORMS`.
+        linear: name in `kernels.linear.LINEAR` to use for all products; `None` for the fastest on
+            the device.
+        experts: name in `kernels.experts.EXPERTS`; `None` for the fastest on the device.
         stage: the layers of this rank.
     """
 
@@ -74,7 +76,7 @@ class BuildContext:
     stage: Stage = ALL_LAYERS
 
     def splits_head(self, vocab_size: int) -> bool:
-        """Whether each rank scores its own part of a vocabulary of this size."""
+        """Whether each rank computes logits for only its own part of a vocabulary of this size."""
         return (
             self.tp_size > 1 and self.gather_columns is not None and vocab_size % self.tp_size == 0
         )

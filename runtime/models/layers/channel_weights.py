@@ -1,4 +1,4 @@
-"""The weights of a short convolution over channels that ranks split."""
+"""The weights of a short convolution whose channels are split among ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 @dataclass(frozen=True)
 class SpansShard(WeightShard):
-    """A tensor of several spans of rows; a rank takes its part of each span.
+    """A tensor of several spans of rows, such as q, k and v; a rank has a part of each span.
 
     Attributes:
-        spans: rows of each span; they may differ, and `start` and `length` are not used.
+        spans: number of rows of each span. The fields `start` and `length` are not used.
         rank, num_ranks: this rank's index and the number of ranks, which select the part.
     """
 
@@ -27,23 +27,23 @@ class SpansShard(WeightShard):
     num_ranks: int = 1
 
     def local_part(self, whole: Tensor) -> Tensor:
-        """See `WeightShard`."""
+        """Return this rank's part of the tensor `whole`; see `WeightShard`."""
         parts = whole.split(list(self.spans))
         return torch.cat([part.chunk(self.num_ranks)[self.rank] for part in parts])
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """See `WeightShard`."""
+        """The shape of this rank's part; see `WeightShard`."""
         return (sum(self.spans) // self.num_ranks, *self.shape[1:])
 
 
 class ChannelWeights(WeightHolder):
-    """Tensors whose first dimension is cut among ranks; they keep their addresses for life."""
+    """Tensors whose first dimension is split among ranks; their addresses never change."""
 
     __slots__ = ("_parameters",)
 
     def __init__(self, shards: dict[str, WeightShard], context: BuildContext) -> None:
-        """Keep a tensor for each of `shards`, as `[rows, everything else]` or `[rows]`."""
+        """Allocate a tensor for each shard: `[rows, all other dimensions]`, or `[rows]`."""
         self._parameters: dict[str, Parameter] = {}
         for name, shard in shards.items():
             rows, *others = shard.local_shape
@@ -52,23 +52,23 @@ class ChannelWeights(WeightHolder):
             self._parameters[name].allocate()
 
     def tensor(self, name: str) -> Tensor:
-        """Return this rank's tensor."""
+        """Return this rank's part of the tensor `name`."""
         return self._parameters[name].allocate()
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Do nothing: each tensor is used where it was filled."""
+        """Do nothing: each tensor is used in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Do nothing: each tensor is filled at once."""
+        """Do nothing: the loader fills each tensor in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Do nothing: the tensors are small."""
+        """Do nothing: the tensors are too small to be worth releasing."""
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +78,14 @@ class ChannelWeights(WeightHolder):
 def conv_holder(
     spans: Sequence[int], width: int, context: BuildContext, *, bias: bool = False
 ) -> ChannelWeights:
-    """Return the weights of a convolution; a rank has a part of each span of its channels."""
+    """Return the weights of a convolution over channels.
+
+    Args:
+        spans: number of channels of each span; a rank has a part of each span.
+        width: tokens that the convolution sees.
+        context: dtype, device and rank.
+        bias: whether the convolution has a bias.
+    """
     channels, rank, num_ranks = sum(spans), context.tp_rank, context.tp_size
 
     def shard(*shape: int) -> WeightShard:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a short convolution, the gated delta rule, a gated norm; instead of attention."""
+"""Gated DeltaNet, a layer in place of attention: a short convolution and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from runtime.models.layers.vector import Vector
 
 
 class DeltaNet(Mixer):
-    """Queries, keys, values, an output gate and two gates of the rule, from one or two products.
+    """A Gated DeltaNet layer.
+
+    One or two products give queries, keys, values, the output's gate, and the two gates of the
+    delta rule.
 
     Attributes:
         in_proj: all of them; or all but the gates of the rule if `gate_proj` makes these.
@@ -61,7 +64,7 @@ class DeltaNet(Mixer):
                 heads("qkvz", spec.num_key_heads, qkvz, context),
                 heads("ba", spec.num_key_heads, ba, context),
             ]
-        # Widths of a key head's q, k, v and z.
+        # Widths of q, k, v and z for one key head.
         values = ratio * spec.value_dim
         self._sizes = [spec.key_dim, spec.key_dim, values, values]
         self.in_proj = Linear.column_parallel(hidden, outputs, False, context)
@@ -79,7 +82,7 @@ class DeltaNet(Mixer):
         return self.in_proj.rounding if self.gate_proj is None else None
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, apply the rule, norm and gate; see `Mixer`."""
+        """Convolve, apply the gated delta rule, norm and gate; see `Mixer.attend`."""
         steps, shape = batch.states, self._shape
         assert steps is not None, "the pool has slots for this model"
         channels, gate, gates = self._project(hidden)
@@ -128,7 +131,7 @@ class DeltaNet(Mixer):
         return channels, gate.flatten(1), product[:, split:]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.in_proj", self.in_proj
         if self.gate_proj is not None:
             yield f"{prefix}.gate_proj", self.gate_proj

@@ -1,4 +1,4 @@
-"""Token embeddings, and the head that scores the vocabulary with the same matrix."""
+"""Token embeddings, and the tied head that computes logits with the same matrix."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Embedding(WeightHolder):
-    """The embedding matrix, whole on every rank.
+    """The embedding matrix, which is whole on every rank, and the tied head.
 
     Attributes:
-        weight: `[vocab_size, hidden_size]`; keeps its address until it is released. Empty if a
-            method of quantization keeps the matrix.
-        matrix: keeps the quantized matrix, if there is one.
-        head: the tied language-model head, with this rank's rows if ranks split it; `None` if
-            the head is not tied. Packing copies the matrix if the device's linear needs another
-            layout than a row lookup (oneDNN: an unpacked product would reorder it at every
-            step); otherwise both share it.
-        head_rows: the rows that this rank's head scores.
+        weight: `[vocab_size, hidden_size]`. It keeps its address until it is released. Empty if a
+            quantization method keeps the matrix.
+        matrix: the quantized matrix; `None` if the matrix is not quantized.
+        head: the tied language-model head; `None` if the head is not tied. It has only this rank's
+            rows if ranks split the head. The head shares the memory of `weight` unless the device's
+            linear kernel needs another layout than a row lookup; then it is a copy. oneDNN needs a
+            copy, because it would reorder an unpacked matrix at every step.
+        head_rows: the rows of the matrix that this rank's head uses.
     """
 
     __slots__ = ("head", "head_rows", "implementation", "matrix", "parameter", "tied", "weight")
@@ -50,7 +50,7 @@ class Embedding(WeightHolder):
         self.head: PackedLinear | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of `ids`, `[num_tokens]` int64, as a new `[num_tokens, hidden_size]`."""
+        """Return the embeddings of `ids`, `[num_tokens]` int64, as `[num_tokens, hidden_size]`."""
         if self.matrix is not None:
             return self.matrix.rows(ids)
         return embedding(ids, self.weight)
@@ -72,7 +72,7 @@ class Embedding(WeightHolder):
             yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Pack the head, if it is tied."""
+        """Put the filled matrix into use, and pack the tied head."""
         if self.matrix is not None:
             self.matrix.pack(kept, None)
             self.head = self.matrix.head(self.head_rows) if self.tied else None
@@ -88,7 +88,7 @@ class Embedding(WeightHolder):
             self.head.repack(scored)
 
     def discard(self) -> None:
-        """Drop stored blocks; plain numbers are filled at once."""
+        """Drop stored blocks of a quantized matrix; an unquantized one is filled in one go."""
         if self.matrix is not None:
             self.matrix.discard()
 
@@ -106,7 +106,7 @@ class Embedding(WeightHolder):
         return self.matrix.values(name, shard_name)
 
     def release(self) -> None:
-        """Drop the matrix and the head."""
+        """Release the memory of the matrix and of the head."""
         self.parameter.tensor = self.head = None
         self.weight = self.weight.new_empty(0)
         if self.matrix is not None:

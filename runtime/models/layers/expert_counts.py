@@ -1,4 +1,4 @@
-"""Records which experts a step's tokens chose, in each layer of a model."""
+"""The experts that a step's tokens chose, recorded for each layer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch import Tensor
 
 
 class ExpertCounts:
-    """Choices of the current step, on the device; nothing is recorded unless requested.
+    """A record on the device of the experts that the current step's tokens chose.
 
-    Small steps are recorded at fixed addresses, so that a CUDA graph can do it.
+    Nothing is recorded unless requested. Small steps are recorded at fixed addresses, so that a
+    CUDA graph can do it.
 
     Attributes:
         shape: number of layers, including dense ones, and number of experts.
         is_on: whether every step is recorded.
         is_asked: whether this step is recorded because one of its requests needs it.
-        keeps_ids: whether each token's experts are kept, too.
-        num_tokens: recorded tokens of the latest step; 0 for none.
+        keeps_ids: whether `take` also returns the experts of each token.
+        num_tokens: number of recorded tokens of the latest step; 0 if it is not recorded.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class ExpertCounts:
         most_in_graphs: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        """Start without recording.
+        """Allocate memory for small steps; recording is off.
 
         Args:
             num_layers: layers of the model.
             num_experts: experts of a layer.
-            num_chosen: experts of a token.
+            num_chosen: experts that a token passes in a layer.
             layers: indices of the layers that have experts, in order.
-            most_in_graphs: most tokens of a step that a graph may compute.
+            most_in_graphs: most tokens of a step that a CUDA graph may compute.
             device: device of the model.
         """
         self.shape = (num_layers, num_experts)
@@ -49,15 +50,15 @@ class ExpertCounts:
         self._layers = torch.tensor(list(layers), dtype=torch.int64, device=device)
         shape = (len(layers), most_in_graphs, num_chosen)
         self._kept = torch.zeros(shape, dtype=torch.int32, device=device)
-        # Choices of a larger step.
+        # Choices of a step that is too large for `_kept`.
         self._large: dict[int, Tensor] = {}
 
     def note_in_graphs(self) -> None:
-        """Record every small step from now on: a graph repeats what it did when it was captured."""
+        """Record every small step from now on: a graph repeats what it did at its capture."""
         self._in_graphs = True
 
     def note(self, layer_idx: int, expert_ids: Tensor) -> None:
-        """Record a layer's choices, `[num_tokens, num_chosen]` int64."""
+        """Record the experts of layer `layer_idx`, `[num_tokens, num_chosen]` int64."""
         if not (self.is_on or self.is_asked or self._in_graphs):
             return
         place, num_tokens = self._places[layer_idx], len(expert_ids)
@@ -70,20 +71,21 @@ class ExpertCounts:
             self._large[place] = expert_ids.to(torch.int32)
 
     def ids(self) -> Tensor:
-        """Return the step's choices, `[layers with experts, num_tokens, num_chosen]` int32.
+        """Return the step's experts, `[layers with experts, num_tokens, num_chosen]` int32.
 
-        The next step may overwrite them; every layer must have recorded every token.
+        Every layer must have recorded every token. The next step may overwrite the result.
         """
         if self._large:
             return torch.stack([self._large[place] for place in range(len(self._places))])
         return self._kept[:, : self.num_tokens]
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """Return the step's counts, `[num_layers, num_experts]` int64, and start the next step's.
+        """Return how many tokens chose each expert in this step, and clear the record.
 
         Returns:
-            The counts, and if they are kept the ids, `[num_layers, num_tokens, num_chosen]` int32,
-            -1 in dense layers; both on the device.
+            The counts, `[num_layers, num_experts]` int64, and the chosen experts. With `keeps_ids`
+            these are `[num_layers, num_tokens, num_chosen]` int32, -1 in dense layers; without it
+            they are empty. Both are on the device.
         """
         num_layers, num_experts = self.shape
         counts = torch.zeros(self.shape, dtype=torch.int64, device=self._kept.device)

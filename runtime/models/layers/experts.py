@@ -1,4 +1,4 @@
-"""The experts of a layer: their matrices and biases, and the sum of a token's chosen experts."""
+"""The experts of a layer: their matrices and biases, and the weighted sum of a token's experts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ExpertsStore(ABC):
-    """The matrices of a layer's experts, as a method of quantization keeps them.
+    """The matrices of a layer's experts as a quantization method stores them.
 
-    Parameters and shards have the names of the plain ones: `gate_up` with `3.gate` and `3.up`,
-    `down` with `3`.
+    Parameters and shards have the names that they have without quantization: parameter `gate_up`
+    with shards `3.gate` and `3.up`, and parameter `down` with shard `3`, for expert 3.
     """
 
     @abstractmethod
@@ -34,31 +34,34 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
-        """Pack the filled tensors, so that products use them; see `Matrix.pack`."""
+        """Pack the filled tensors for the kernels; see `Matrix.pack`."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return a parameter's value as `Parameter.restore` takes it; do not write to it."""
+        """Return the value of a parameter that `Parameter.restore` takes; do not write to it."""
 
     @abstractmethod
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return the part that a checkpoint tensor filled, as it was stored; do not write to it."""
+        """Return the part that a checkpoint tensor filled, in its stored form.
+
+        Do not write to it.
+        """
 
     @abstractmethod
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that `part` stands for."""
+        """Return the numbers that the stored `part` represents."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop tensors that were filled since the last `pack`."""
+        """Drop tensors that were filled after the last `pack`."""
 
     @abstractmethod
     def release(self) -> None:
-        """Release the memory."""
+        """Release the memory of the matrices."""
 
 
 class Experts(WeightHolder):
-    """The experts of one layer that this rank holds, or its part of each of them.
+    """The experts of one layer on this rank: some whole experts, or a part of each expert.
 
     Attributes:
         first, last: bounds of the experts on this rank.
@@ -102,7 +105,7 @@ class Experts(WeightHolder):
         self._store: ExpertsStore | None = None
 
     def _of_each(self, inner: Output, context: BuildContext) -> dict[str, Parameter]:
-        """Return the parameters of a checkpoint with tensors of each expert."""
+        """Return the parameters for a checkpoint that stores tensors of each expert."""
         hidden = self._hidden
         gate_up: dict[str, WeightShard] = {}
         down: dict[str, WeightShard] = {}
@@ -130,12 +133,13 @@ class Experts(WeightHolder):
         }
 
     def _biases_of_each(self, context: BuildContext) -> dict[str, Parameter]:
-        """Return the biases, `[experts * outputs]`, of a checkpoint with tensors of each expert."""
+        """Return the biases, `[experts * outputs]`, for a checkpoint with one tensor per expert."""
         found: dict[str, Parameter] = {}
         for name, matrix in self._parameters.items():
             shards = {}
             for shard_name, shard in matrix.shards.items():
-                # Only rows of gate and up are cut among ranks, not those of the whole output.
+                # Ranks split the rows of gate and up only. They split the columns of down, so its
+                # bias is whole.
                 is_cut = shard.shard_dim == 0
                 shards[shard_name] = WeightShard(
                     shard.shape[:1], shard.offset, 0,
@@ -146,7 +150,7 @@ class Experts(WeightHolder):
         return found
 
     def choose(self, logits: Tensor, *, sums_to_one: bool) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights; see `PackedExperts.choose`.
+        """Return each token's experts and their weights; see `PackedExperts.choose`.
 
         Args:
             logits: `[num_tokens, num_experts]`, from the router.
@@ -155,13 +159,13 @@ class Experts(WeightHolder):
         return self._loaded().choose(logits, self._spec.num_chosen, sums_to_one=sums_to_one)
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Gate) -> Tensor:
-        """Return the sum of this rank's experts; see `PackedExperts`.
+        """Return the weighted sum of the results of this rank's experts; see `PackedExperts`.
 
         Args:
             x: `[num_tokens, hidden_size]`.
             expert_ids: `[num_tokens, num_chosen]` int64, among all experts of the layer.
             weights: `[num_tokens, num_chosen]` float32.
-            activation: activation of the gates.
+            activation: how gate and up are combined.
         """
         packed, biases = self._loaded(), None
         if self._biases:
@@ -199,7 +203,7 @@ class Experts(WeightHolder):
         yield from self._biases.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Pack the filled weights and drop the plain ones."""
+        """Pack the filled weights and drop the unpacked ones."""
         if self._store is not None:
             self.packed = self._store.pack(kept)
             return
@@ -245,7 +249,7 @@ class Experts(WeightHolder):
         shard = parameter.shards[shard_name]
         if not shard.num_rows or self.packed is None:
             return self.plain(name)[:0]
-        # Not `plain`, which unpacks all experts.
+        # `plain` would unpack all experts.
         gate_up, down = self.packed.unpack_one(int(shard_name.partition(".")[0]) - self.first)
         if name == "down":
             return down

@@ -1,4 +1,4 @@
-"""Attention with a gate on its output, and heads of which a part rotates (Qwen3-Next, Qwen3.5)."""
+"""Attention with a gate on its output, and heads rotated in part (Qwen3-Next, Qwen3.5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from runtime.models.layers.rope import RopeTables
 
 
 class GatedAttention(Mixer):
-    """Fused product of queries with their gates, keys and values; heads are normed and rotated."""
+    """Self-attention of one layer whose output is multiplied by a sigmoid gate.
+
+    One fused product gives queries with their gates, keys and values. Queries and keys are then
+    normed and rotated.
+    """
 
     __slots__ = ("_cos_sin", "attention", "k_norm", "q_norm", "qkv_proj")
 
@@ -67,7 +71,7 @@ class GatedAttention(Mixer):
         return self._cos_sin
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Norm, rotate, attend and gate; see `Mixer`."""
+        """Norm and rotate, attend, and apply the gate; see `Mixer.attend`."""
         layer = self.attention
         num_heads, num_kv, head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         product = self.qkv_proj.apply(hidden)
@@ -86,7 +90,7 @@ class GatedAttention(Mixer):
         return norm.forward(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.qkv_proj", self.qkv_proj
         yield f"{prefix}.o_proj", self.o_proj
         yield f"{prefix}.q_norm", self.q_norm

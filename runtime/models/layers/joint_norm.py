@@ -1,4 +1,4 @@
-"""RMS norms of queries and of keys, each over all heads together."""
+"""An RMS norm over all query heads together, and one over all key heads together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from runtime.models.layers.parameter import WeightHolder, WeightShard
 
 
 class JointNorm:
-    """The norms of OLMo 2: one of all query heads, one of all key heads, ahead of the rotation.
+    """The norms of OLMo 2: one over all query heads and one over all key heads, before rotation.
 
-    Each rank holds the weights of its own heads; ranks add their sums of squares.
+    Each rank holds the weights of its own heads. Ranks add their sums of squares.
     """
 
     __slots__ = ("_eps", "_num_values", "_reduce", "_tp_size", "k_norm", "q_norm")
 
     def __init__(self, query: Output, key: Output, eps: float, context: BuildContext) -> None:
-        """Make the weights.
+        """Allocate the weights of this rank's heads.
 
         Args:
-            query: this rank's rows of q in the product of q, k and v.
-            key: those of k; the product has as many rows of v.
-            eps: added to the mean square.
-            context: type, device and ranks.
+            query: this rank's rows of q in the fused product of q, k and v.
+            key: this rank's rows of k. The product has as many rows of v.
+            eps: number that is added to the mean square.
+            context: dtype, device and ranks.
 
         Raises:
             ValueError: there are several ranks and the context cannot sum over them.
@@ -51,7 +51,7 @@ class JointNorm:
         """Norm this rank's queries and keys in place.
 
         Args:
-            qkv: `[num_tokens, q + k + v]`, float16, bfloat16 or float32.
+            qkv: `[num_tokens, q + k + v columns]`, float16, bfloat16 or float32.
         """
         norms = self.q_norm, self.k_norm
         sizes = [*(len(norm.weight) for norm in norms), self._num_values]
@@ -63,12 +63,13 @@ class JointNorm:
         floats = [part.float() for part in parts]
         squares = self._reduce(torch.stack([each.square().sum(dim=1) for each in floats]))
         for part, values, total, norm in zip(parts, floats, squares, norms, strict=True):
-            # Ranks that share a head of keys each add its squares, so each counts its columns too.
+            # Ranks that share a key head each add its squares to the sum, so the number of columns
+            # also counts the head once per rank.
             mean = total / (values.shape[1] * self._tp_size)
             scale = torch.rsqrt(mean + self._eps).unsqueeze(1)
             part.copy_(values * scale * norm.weight)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.q_norm", self.q_norm
         yield f"{prefix}.k_norm", self.k_norm

@@ -1,4 +1,4 @@
-"""Scales of keys and values that a checkpoint stores for a cache of 8-bit floats."""
+"""The scales of keys and values that a checkpoint stores for a KV cache of 8-bit floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, whole
 
 
 class _ScaleParameter(Parameter):
-    """One number; tools store it with a dimension or without."""
+    """A scale: one number, which tools store with shape `[1]` or `[]`."""
 
     __slots__ = ()
 
@@ -23,22 +23,22 @@ class _ScaleParameter(Parameter):
 
 
 class KvScales(WeightHolder):
-    """The scales of one layer's keys and values, as factors on attention's input and output.
+    """The scales of one layer's keys and values, applied to attention's input and output.
 
     Keys are divided by their scale, and queries are multiplied by it. Values are divided by their
-    scale, and attention's output is multiplied by it. So kernels and caches know of no scale.
-    Scales are rounded up to powers of two: then products with them are exact, and an 8-bit float
+    scale, and attention's output is multiplied by it. Kernels and caches therefore need no scales.
+    Scales are rounded up to powers of two: products with them are then exact, and an 8-bit float
     has as many bits as with any other scale.
     """
 
     def __init__(self, sizes: tuple[int, int, int], has_norms: bool, context: BuildContext) -> None:
-        """Describe the layer.
+        """Allocate the scales and the factors that are computed from them.
 
         Args:
-            sizes: this rank's columns of queries, keys, values.
+            sizes: this rank's columns of queries, keys and values.
             has_norms: whether queries and keys pass norms after their product. Then the scale of
                 keys is not applied, because the norm bounds the keys.
-            context: type and device; scales are used if `kv_cache_dtype` is an 8-bit float.
+            context: dtype and device. Scales are used if `kv_cache_dtype` is an 8-bit float.
         """
         self._sizes, self._has_norms = sizes, has_norms
         self._is_used = context.kv_cache_dtype.startswith("fp8")
@@ -53,18 +53,21 @@ class KvScales(WeightHolder):
         self._factor = torch.ones(1, dtype=context.dtype, device=context.device)
 
     def scale(self, qkv: Tensor) -> Tensor:
-        """Apply the scales to queries, keys and values; return `qkv`, which is changed in place."""
+        """Apply the scales to `qkv`, this rank's queries, keys and values, in place.
+
+        Return `qkv`.
+        """
         return qkv.mul_(self._factors) if self._is_used else qkv
 
     def unscale(self, attended: Tensor) -> Tensor:
-        """Return attention's output multiplied by the scale of the values."""
+        """Return attention's output times the scale of the values."""
         return attended * self._factor if self._is_used else attended
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:  # noqa: ARG002  # filled in place
-        """Compute the factors."""
+        """Compute the factors of queries, keys and values from the loaded scales."""
         keys, values = (_power(self.plain(name)) for name in ("k", "v"))
         if self._has_norms:
             keys = torch.ones_like(keys)
@@ -73,13 +76,13 @@ class KvScales(WeightHolder):
         self._factor.copy_(values)
 
     def discard(self) -> None:
-        """Do nothing: the scales are filled at once."""
+        """Do nothing: the loader fills each scale in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Do nothing: the scales are small."""
+        """Do nothing: the scales are too small to be worth releasing."""
 
     @property
     def size_bytes(self) -> int:
@@ -87,7 +90,10 @@ class KvScales(WeightHolder):
 
 
 def _power(scale: Tensor) -> Tensor:
-    """Return the next power of two; 1 for a value that is not a scale, such as -1 for "none"."""
+    """Return the next power of two that is not below `scale`, between 2**-14 and 2**14.
+
+    Returns 1 for a number that is not a scale, such as -1, which tools store for "none".
+    """
     is_scale = scale.isfinite() & (scale > 0)
     usual = torch.where(is_scale, scale, 1.0).clamp(2.0**-14, 2.0**14)
     return torch.exp2(usual.log2().ceil())

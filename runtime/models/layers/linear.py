@@ -1,4 +1,4 @@
-"""Linear layers: fused, split among ranks, packed by `kernels.linear` once they are filled."""
+"""Linear layers: fused, split among ranks, and packed by `kernels.linear` after loading."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Output:
-    """One of the projections that a fused linear computes.
+    """One of the projections that a fused linear layer computes.
 
     Attributes:
-        shard: its name in the weight map, such as `q`.
+        shard: name of the projection in the weight map, such as `q`.
         size: rows of its weight over all ranks.
         start, length: the rows of this rank.
         spans: rows of each span if the rank has a part of each of several, and not the rows from
@@ -43,10 +43,10 @@ class Output:
 
 
 def column(shard: str, size: int, context: BuildContext) -> Output:
-    """Cut `size` output rows evenly among ranks.
+    """Return the projection `shard`, whose `size` output rows are split evenly among ranks.
 
     Raises:
-        ValueError: the rows cannot be split evenly.
+        ValueError: the number of ranks does not divide the rows.
     """
     if size % context.tp_size:
         raise ValueError(f"{size} rows of {shard!r} cannot be cut among {context.tp_size} ranks")
@@ -65,10 +65,12 @@ def spanned(shard: str, spans: tuple[int, ...], context: BuildContext) -> Output
 
 
 def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
-    """Split whole heads among ranks; with fewer heads than ranks, ranks share one.
+    """Return the projection `shard`, whose heads are split among ranks.
+
+    With fewer heads than ranks, several ranks have the same head.
 
     Raises:
-        ValueError: neither count divides the other.
+        ValueError: neither the number of heads nor that of ranks divides the other.
     """
     if num_heads >= context.tp_size:
         if num_heads % context.tp_size:
@@ -83,17 +85,17 @@ def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> O
 
 
 class Linear(WeightHolder):
-    """A matrix product whose weight is kept packed.
+    """A linear layer whose weight is kept in the packed layout of its kernel.
 
     Attributes:
-        apply: maps `[num_tokens, in_features]`; includes the sum over ranks if one is needed. Valid
-            after the weights are loaded.
-        activated: `apply` followed by an activation; unavailable if ranks hold parts of sums.
-        gated: the activation of the product's first half, the gate, times its second half;
-            unavailable if ranks hold parts of sums.
-        rounding: how the product rounds its input; if it is not `None`, `apply` and `gated` also
-            take activations that are rounded already.
-        shards: the parts of its weight, by their names in the weight map.
+        apply: maps `[num_tokens, in_features]` to the product. It includes the sum over ranks if
+            one is needed. Valid after the weights are loaded.
+        activated: `apply` followed by an activation; unavailable if ranks hold parts of a sum.
+        gated: `activation(gate) * up`, where `gate` and `up` are the two halves of the product;
+            unavailable if ranks hold parts of a sum.
+        rounding: how the product rounds its input. If it is not `None`, `apply` and `gated` also
+            take activations that are already rounded in this way.
+        shards: the parts of the weight, by their names in the weight map.
     """
 
     __slots__ = (
@@ -121,7 +123,7 @@ class Linear(WeightHolder):
         *,
         reduce: bool = False,
     ) -> None:
-        """Keep the parameters; `reduce` if ranks hold parts of one sum.
+        """Keep the parameters; `reduce` says that ranks hold parts of one sum.
 
         Raises:
             ValueError: a sum over ranks is needed and the context has none.
@@ -142,7 +144,10 @@ class Linear(WeightHolder):
     def column_parallel(
         cls, in_features: int, outputs: list[Output], bias: bool, context: BuildContext
     ) -> Linear:
-        """Make one product of several projections of an input; ranks split the output rows."""
+        """Make one product of several projections of the same input.
+
+        Ranks split the output rows.
+        """
         weights: dict[str, WeightShard] = {}
         biases: dict[str, WeightShard] = {}
         rows = 0
@@ -160,7 +165,10 @@ class Linear(WeightHolder):
     def stacked(
         cls, in_features: int, block: Output, num_blocks: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Make equal projections that checkpoints store as one; each rank has a part of each."""
+        """Make equal projections that checkpoints store as one tensor.
+
+        Ranks split each projection.
+        """
         place = (0, 0, block.start, block.length, num_blocks)
         weight = WeightShard((num_blocks * block.size, in_features), *place)
         of_bias = WeightShard((num_blocks * block.size,), *place)
@@ -176,10 +184,12 @@ class Linear(WeightHolder):
     def row_parallel(
         cls, in_features: int, out_features: int, bias: bool, context: BuildContext
     ) -> Linear:
-        """Make a product whose input columns ranks split; results are summed, rank 0 adds the bias.
+        """Make a product whose input columns ranks split; results are summed over ranks.
+
+        Rank 0 adds the bias.
 
         Raises:
-            ValueError: the columns cannot be split evenly.
+            ValueError: the number of ranks does not divide the columns.
         """
         if in_features % context.tp_size:
             raise ValueError(f"{in_features} columns cannot be cut among {context.tp_size} ranks")
@@ -208,10 +218,10 @@ class Linear(WeightHolder):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See the class."""
+        """How the product rounds its input; see the class."""
         packed = self.matrix.packed
         if packed is None or (self._adapters is not None and self._adapters[1].is_on):
-            # Adapters take floats.
+            # Adapters need the input before it is rounded.
             return None
         return packed.rounding
 
@@ -234,7 +244,7 @@ class Linear(WeightHolder):
             yield "bias", self.bias
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Pack the filled weight and drop the plain one."""
+        """Pack the filled weight and drop the unpacked one."""
         bias = self.bias.allocate() if self.bias is not None and self.adds_bias else None
         old = self.matrix.packed
         packed = self.matrix.pack(kept, bias)
@@ -242,9 +252,9 @@ class Linear(WeightHolder):
             self._bind(packed)
 
     def adapt(self, bank: LoraBank, slots: AdapterSlots) -> None:
-        """Add adapters to every product from now on; the weight is loaded.
+        """Add LoRA adapters to every product from now on. The weight must be loaded.
 
-        Where ranks hold parts of a sum, each adds its part of the adapters before they are summed.
+        If ranks hold parts of a sum, each rank adds its part of the adapters before the sum.
         """
         self._adapters = bank, slots
         assert self.matrix.packed is not None, "the weight is not loaded"
@@ -254,7 +264,7 @@ class Linear(WeightHolder):
         if self._adapters is not None:
             packed = AdaptedLinear(packed, *self._adapters)
         if self.reduce is None:
-            # Rounded activations come only to products that have a `rounding`.
+            # Rounded activations are passed only to products that have a `rounding`.
             self.apply = cast("Callable[[Activations], Tensor]", packed)
             self.gated = cast("Callable[[Activations, Activation], Tensor]", packed.gated)
             self.activated = packed.activated
@@ -281,7 +291,7 @@ class Linear(WeightHolder):
         )
 
     def release(self) -> None:
-        """Drop the packed weight; the bias stays."""
+        """Release the packed weight; the bias stays in memory."""
         self.matrix.release()
         self.apply = self.activated = self.gated = _released
 
@@ -307,7 +317,10 @@ def _summed(
     place: Callable[[int, int], Tensor | None] | None,
     x: Any,
 ) -> Tensor:
-    """Return the product's sum over the ranks; the product is written to `place` if given."""
+    """Return the sum of the ranks' products.
+
+    The product is written to the tensor that `place` returns, if any.
+    """
     out = place(len(x), packed.out_features) if place is not None else None
     if out is None:
         return reduce(packed(x))

@@ -1,4 +1,4 @@
-"""The matrix of a layer: how it is filled, kept and multiplied."""
+"""The matrix of a linear layer or an embedding: how it is loaded, stored and multiplied."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from runtime.models.layers.parameter import Parameter
 
 
 class Matrix(ABC):
-    """A matrix as a method of quantization keeps it.
+    """A matrix in the form in which a quantization method stores it.
 
     Attributes:
-        packed: the product; `None` before the first `pack` and after `release`.
+        packed: the matrix as a product for the kernels; `None` before the first `pack` and after
+            `release`.
     """
 
     packed: PackedLinear | None = None
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters that a checkpoint fills, by the names in its tensors' targets."""
+        """Yield the parameters that a checkpoint fills, with the names that the weight map uses."""
 
     @abstractmethod
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
@@ -30,42 +31,53 @@ class Matrix(ABC):
 
         Args:
             kept: (parameter, shard) pairs that were not filled and keep their present value.
-            bias: `[out_features]` in the context's type, added by every product.
+            bias: `[out_features]` in the context's dtype, which every product adds; `None` for no
+                bias.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop tensors that were filled since the last `pack`."""
+        """Drop tensors that were filled after the last `pack`."""
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return a parameter's value as `Parameter.restore` takes it; do not write to it."""
+        """Return the value of a parameter that `Parameter.restore` takes; do not write to it."""
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return the part that a checkpoint tensor filled, as it was stored; do not write to it."""
+        """Return the part that a checkpoint tensor filled, in its stored form.
+
+        Do not write to it.
+        """
         shard = dict(self.parameters())[name].shards[shard_name]
         part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
         return part.reshape(shard.local_shape)
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that `part` stands for."""
+        """Return the numbers that the stored `part` represents."""
         return self.part(name, shard_name)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of a matrix of embeddings, in the context's type.
+        """Return the rows `ids` of an embedding matrix in the context's dtype.
 
         Args:
             ids: `[num_ids]` int64.
+
+        Raises:
+            NotImplementedError: this kind of matrix cannot hold embeddings.
         """
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     def head(self, rows: slice) -> PackedLinear:
-        """Return the product with some rows only of a packed matrix of embeddings."""
+        """Return the product with `rows` of a packed embedding matrix.
+
+        Raises:
+            NotImplementedError: this kind of matrix cannot hold embeddings.
+        """
         raise NotImplementedError("this matrix is not kept for embeddings")
 
     @abstractmethod
     def release(self) -> None:
-        """Release the memory; to be used again it must be filled and packed."""
+        """Release the memory. The matrix must be filled and packed before its next use."""
 
     @property
     def size_bytes(self) -> int:
@@ -74,14 +86,14 @@ class Matrix(ABC):
 
 
 class PlainMatrix(Matrix):
-    """Numbers of the context's type, packed by `kernels.linear`."""
+    """A matrix of the context's dtype, not quantized, packed by `kernels.linear`."""
 
     def __init__(self, weight: Parameter, implementation: str | None) -> None:
         self.weight = weight
         self._implementation = implementation
 
     def filled_by(self, weight: Parameter) -> PlainMatrix:
-        """Return the same matrix, filled by another parameter."""
+        """Return a matrix like this one that the parameter `weight` fills."""
         return PlainMatrix(weight, self._implementation)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:

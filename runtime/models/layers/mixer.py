@@ -1,4 +1,4 @@
-"""The first half of a decoder's layer: attention, or a recurrence in its place."""
+"""The first half of a decoder layer: attention, or a recurrence in its place."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class Mixer(ABC):
-    """Where the tokens of a sequence see one another.
+    """The part of a decoder layer in which the tokens of a sequence see one another.
 
     Attributes:
         name: name of the mixer's weights within the layer.
-        o_proj: the product that follows `attend`.
+        o_proj: the output product, which the layer applies to the result of `attend`.
     """
 
     __slots__ = ("o_proj",)
@@ -30,7 +30,7 @@ class Mixer(ABC):
     @property
     @abstractmethod
     def rounding(self) -> Rounding | None:
-        """How the first product rounds its input."""
+        """How the mixer's first product rounds its input; `None` if it takes floats."""
 
     @property
     def cos_sin(self) -> Tensor | None:
@@ -43,4 +43,4 @@ class Mixer(ABC):
 
     @abstractmethod
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""

@@ -1,4 +1,4 @@
-"""A feed-forward block of experts: a router, the experts, and a block that all tokens pass."""
+"""A feed-forward block of experts: a router, the experts, and perhaps a shared expert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.models.layers.router import Router
 
 
 class SparseMLP:
-    """The block of experts that replaces a dense one."""
+    """The mixture of experts that replaces a layer's dense feed-forward block."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class SparseMLP:
             spec: description of the experts.
             hidden: width of the model.
             activation: the model's activation, for experts whose spec names no gate.
-            context: type, device and rank.
+            context: dtype, device and rank.
             layer_idx: index of the layer.
-            shared: the block that every token passes, if there is one.
+            shared: the expert that every token passes, if there is one.
         """
         self._counts, self._layer_idx = context.expert_counts, layer_idx
         self._activation: Gate = spec.gate or activation
@@ -45,7 +45,7 @@ class SparseMLP:
         self.shared = shared
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Compute the block: `[num_tokens, hidden_size]` to a new tensor of the same shape."""
         expert_ids, weights = self.router.choose(hidden, self.experts)
         if self._counts is not None:
             self._counts.note(self._layer_idx, expert_ids)
@@ -55,7 +55,7 @@ class SparseMLP:
         return out if self.shared is None else self.shared.add_to(out, hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield from self.router.holders(f"{prefix}.router")
         yield f"{prefix}.experts", self.experts
         if self.shared is not None:
@@ -63,7 +63,10 @@ class SparseMLP:
 
 
 class SharedExpert:
-    """A block that every token passes, multiplied by its own gate if it has one."""
+    """The expert that every token passes.
+
+    Its result is multiplied by a sigmoid gate if it has one.
+    """
 
     def __init__(
         self,
@@ -78,13 +81,13 @@ class SharedExpert:
         self._block, self._holders = block, holders
 
     def add_to(self, out: Tensor, hidden: Tensor) -> Tensor:
-        """Add the block of `hidden` to `out`, both `[num_tokens, hidden_size]`, in place."""
+        """Add the expert's result to `out` in place; both are `[num_tokens, hidden_size]`."""
         if self.gate is None:
             return out.add_(self._block(hidden))
         return out.add_(sigmoid_mul(self.gate.apply(hidden), self._block(hidden)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         if self.gate is not None:
             yield f"{prefix}.shared_gate", self.gate
         yield from self._holders(f"{prefix}.shared")

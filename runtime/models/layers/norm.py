@@ -1,4 +1,4 @@
-"""Norms with their weights."""
+"""RMS norms and layer norms with their weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
 class LayerNorm(WeightHolder):
-    """Weight, bias and epsilon of one norm; the tensors keep their addresses for life."""
+    """A layer norm's weight, bias and epsilon; the tensors never change their addresses."""
 
     __slots__ = ("_parameters", "bias", "eps", "shape", "weight")
 
@@ -35,23 +35,23 @@ class LayerNorm(WeightHolder):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add_forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add `x` to `residual`, `[num_tokens, size]`, in place; return the sum's norm, new."""
+        """Add `x` to `residual`, `[num_tokens, size]`, in place; return the norm of the sum."""
         return fused_add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Do nothing: both tensors are used where they were filled."""
+        """Do nothing: both tensors are used in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Do nothing: each tensor is filled at once."""
+        """Do nothing: the loader fills each tensor in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Do nothing: a norm is small."""
+        """Do nothing: the tensors are too small to be worth releasing."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,10 +59,10 @@ class LayerNorm(WeightHolder):
 
 
 class RMSNorm(WeightHolder):
-    """Weight and epsilon of one norm; the tensor keeps its address for life.
+    """An RMS norm's weight and epsilon; the tensor never changes its address.
 
     Attributes:
-        zero_centered: whether the factor is `1 + weight`; see `kernels.norm.rms_norm`.
+        zero_centered: whether the norm multiplies by `1 + weight`; see `kernels.norm.rms_norm`.
     """
 
     __slots__ = ("eps", "parameter", "weight", "zero_centered")
@@ -76,7 +76,7 @@ class RMSNorm(WeightHolder):
         zero_centered: bool = False,
         part: WeightShard | None = None,
     ) -> None:
-        """Make the weight: `[size]`, or this rank's `part` of it."""
+        """Allocate the weight: `[size]`, or this rank's `part` of it."""
         shards = whole((size,)) if part is None else {"": part}
         shape = shards[""].local_shape
         self.parameter = Parameter(shape, shards, context.dtype, context.device)
@@ -89,15 +89,16 @@ class RMSNorm(WeightHolder):
         return rms_norm(x, self.weight, self.eps, self.zero_centered)
 
     def add_forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add `x` to `residual` in place and return the norm of the sum."""
+        """Add `x` to `residual`, `[num_tokens, size]`, in place; return the norm of the sum."""
         return fused_add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered)
 
     def rounded(self, x: Tensor, residual: Tensor | None, rounding: Rounding) -> RoundedTokens:
-        """Return the norm in the form that a product with `rounding` takes.
+        """Return the norm, rounded as the product that reads it rounds its input.
 
         Args:
             x: `[num_tokens, size]`.
-            residual: the shape of `x`, to which `x` is added in place ahead of the norm, if given.
+            residual: if given, a tensor of the shape of `x`, to which `x` is added in place before
+                the norm. The norm is then that of the sum.
             rounding: how that product rounds its input.
         """
         return rms_norm_rounded(x, residual, self.weight, self.eps, self.zero_centered, rounding)
@@ -106,16 +107,16 @@ class RMSNorm(WeightHolder):
         yield "weight", self.parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Do nothing: the weight is used where it was filled."""
+        """Do nothing: the weight is used in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Do nothing: a norm is filled at once."""
+        """Do nothing: the loader fills the weight in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
         return self.weight
 
     def release(self) -> None:
-        """Do nothing: a norm is small, and attention layers hold its tensor."""
+        """Do nothing: the weight is small, and attention layers hold references to it."""
 
     @property
     def size_bytes(self) -> int:
@@ -139,14 +140,15 @@ def add_normed(
     norm: RMSNorm | LayerNorm | None,
     rounding: Rounding | None = None,
 ) -> Activations:
-    """Add `hidden` to the stream in place and return the stream's norm.
+    """Add `hidden` to the residual stream in place and return the norm of the stream.
 
     Args:
-        hidden: `[num_tokens, hidden_size]`, what `residual` still lacks, if anything.
-        residual: the stream, `[num_tokens, hidden_size]`.
-        norm: `None` if the next block reads the stream itself.
-        rounding: how the product that takes the norm rounds its input; an RMS norm is then rounded
-            in this way, and the product rounds a layer norm itself.
+        hidden: `[num_tokens, hidden_size]`, a layer's output that is not yet added to `residual`;
+            `None` if there is none.
+        residual: the residual stream, `[num_tokens, hidden_size]`.
+        norm: the norm; `None` if the next block reads the stream itself, which is then returned.
+        rounding: how the product that reads the result rounds its input. The result of an RMS norm
+            is then rounded in this way. The product rounds the result of a layer norm itself.
     """
     if norm is None:
         return residual if hidden is None else residual.add_(hidden)

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint fills, and the part of each that a rank takes."""
+"""Tensors that a checkpoint fills, and the part of each tensor that a rank holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runtime.checkpoint.model_spec import WeightSpec
     from runtime.models.quantization.method import DeviceMethod
 
-# What a checkpoint stores of a layer, by parameter and shard.
+# The checkpoint tensors of a layer, by parameter and shard.
 Stored = Mapping[str, Mapping[str, "WeightSpec"]]
 
 
@@ -24,11 +24,11 @@ class WeightShard:
 
     Attributes:
         shape: shape of the whole checkpoint tensor.
-        offset: first row of the parameter that it fills.
-        shard_dim: dimension split among ranks; `None` if every rank takes the whole tensor.
+        offset: first row of the parameter that this tensor fills.
+        shard_dim: dimension that ranks split; `None` if every rank has the whole tensor.
         start, length: this rank's part along `shard_dim`.
-        num_blocks: projections of equal size that the checkpoint stacks into one tensor along
-            `shard_dim`; the rank takes this part of each.
+        num_blocks: number of projections of equal size that the checkpoint stacks into one tensor
+            along `shard_dim`. The rank's part is then taken from each projection.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class WeightShard:
     num_blocks: int = 1
 
     def local_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of the checkpoint tensor: a view, or a copy of blocks."""
+        """Return this rank's part of the checkpoint tensor `whole`, a view or a copy of blocks."""
         if self.shard_dim is None:
             return whole
         if self.num_blocks == 1:
@@ -58,7 +58,7 @@ class WeightShard:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Rows of each span if every rank takes its own part of several spans; otherwise empty."""
+        """Rows of each span if a rank has its own part of several spans; empty for other shards."""
         return ()
 
     @property
@@ -72,8 +72,9 @@ class Parameter:
 
     Attributes:
         shape: shape of this rank's tensor.
-        shards: the shards by name; a parameter that one checkpoint tensor fills has the shard `""`.
-        tensor: `None` until memory is needed, and again once the holder has packed it.
+        shards: the shards by name. A parameter that one checkpoint tensor fills has the shard `""`.
+        tensor: the memory; `None` until it is needed, and again when its `WeightHolder` has packed
+            it.
     """
 
     __slots__ = ("device", "dtype", "shape", "shards", "tensor")
@@ -93,82 +94,90 @@ class Parameter:
 
     @property
     def number_shards(self) -> Mapping[str, WeightShard]:
-        """The shards of the numbers that the holder's `values` returns; their layout may differ."""
+        """The shards of the numbers that `WeightHolder.values` returns.
+
+        They differ from `shards` for a quantized parameter.
+        """
         return self.shards
 
     def allocate(self) -> Tensor:
-        """Return the tensor; new memory is uninitialised."""
+        """Return the tensor, which is allocated without initial values when it is first needed."""
         if self.tensor is None:
             self.tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         return self.tensor
 
     def rows(self, shard_name: str) -> Tensor:
-        """Return the view that `shard_name` fills."""
+        """Return a view of the rows that the shard `shard_name` fills."""
         shard = self.shards[shard_name]
         return self.allocate().narrow(0, shard.offset, shard.num_rows)
 
     def cut(self, shard_name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a checkpoint tensor, or more if `fill` needs more."""
+        """Return this rank's part of a checkpoint tensor, or more if `fill` needs more of it."""
         return self.shards[shard_name].local_part(whole)
 
     def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
-        """Return why a tensor does not fit `spec`: `[3], expected [4]`; empty if it fits.
+        """Return why a tensor does not fit `spec`, such as `[3], expected [4]`; empty if it fits.
 
-        The tensor may be the whole one, or this rank's part.
+        Args:
+            spec: the checkpoint tensor as the weight map describes it.
+            tensor: the whole tensor, or this rank's part of it.
         """
         if tuple(tensor.shape) not in (spec.shape, self.shards[spec.shard].local_shape):
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
-        # Codes of 8 bits are floats to torch, and nothing without their scales.
+        # torch counts 8-bit codes as floats, but they have no meaning without their scales.
         if tensor.is_floating_point() and tensor.itemsize > 1:
             return ""
         return f"{tensor.dtype}, expected a floating type"
 
     def restore(self, saved: Tensor) -> None:
-        """Fill all shards with a result of the holder's `plain`."""
+        """Fill all shards from `saved`, which `WeightHolder.plain` returned earlier."""
         self.allocate().copy_(saved)
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
-        """Copy a checkpoint tensor, or this rank's part of it, into its shard, cast to our type."""
+        """Copy a checkpoint tensor, or this rank's part of it, to its shard, cast to our dtype."""
         shard = self.shards[shard_name]
         is_part = tuple(tensor.shape) == shard.local_shape
         rows = self.rows(shard_name)
-        # A product may be stored as a convolution, in more dimensions.
+        # A checkpoint may store a linear layer as a convolution, with more dimensions.
         rows.copy_((tensor if is_part else shard.local_part(tensor)).reshape(rows.shape))
 
 
 class WeightHolder(ABC):
-    """A layer that owns parameters."""
+    """A layer or a part of it that owns parameters."""
 
     def store(self, method: DeviceMethod, weights: Stored) -> None:  # noqa: B027  # most have no matrix
-        """Let `method`, a method of quantization, keep the matrices; called before any fill.
+        """Let the quantization method store the matrices; called before any parameter is filled.
 
         Args:
-            method: the model's method.
+            method: the model's quantization method.
             weights: the layer's weights by parameter and shard, as the family lists them.
         """
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield `weight`, and `bias` if there is one."""
+        """Yield the parameters with their names: `weight`, and `bias` if there is one."""
 
     @abstractmethod
     def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Put the filled tensors into use.
 
         Args:
-            kept: (parameter, shard) pairs that were not filled and keep their present value; only
-                an update of a live model has any.
+            kept: (parameter, shard) pairs that were not filled and keep their present value. It is
+                empty except in an update of a live model.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop tensors filled since the last `finalize`; called if a load fails half-way."""
+        """Drop tensors that were filled after the last `finalize`.
+
+        Called if a load fails half-way.
+        """
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return this rank's current value of a finalized parameter, in the plain layout.
+        """Return this rank's current value of a finalized parameter, without packing.
 
-        The tensor may share memory with the live one: do not write to it.
+        The tensor may share memory with the weights in use: do not write to it.
         """
 
     def part(self, name: str, shard_name: str) -> Tensor:
@@ -178,12 +187,15 @@ class WeightHolder(ABC):
         return part.reshape(shard.local_shape)
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that `part` stands for, `shard.local_shape` of a floating type."""
+        """Return the numbers that `part` represents: `shard.local_shape`, a floating dtype."""
         return self.part(name, shard_name)
 
     @abstractmethod
     def release(self) -> None:
-        """Release large matrices' memory; to be used again they must be filled and finalized."""
+        """Release the memory of large matrices.
+
+        They must be filled and finalized before their next use.
+        """
 
     @property
     @abstractmethod
@@ -192,5 +204,5 @@ class WeightHolder(ABC):
 
 
 def whole(shape: tuple[int, ...]) -> dict[str, WeightShard]:
-    """Return the shards of a parameter that one tensor fills and every rank holds entirely."""
+    """Return the shards of a parameter that one tensor fills and every rank holds in full."""
     return {"": WeightShard(shape)}

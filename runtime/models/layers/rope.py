@@ -1,6 +1,6 @@
-"""Rotary tables: cosines and sines of every position, including context extensions.
+"""Rotary tables: the cosines and sines of every position, including extensions of the context.
 
-The arithmetic follows `transformers.modeling_rope_utils` step by step in float32, so that tables
+The arithmetic repeats the steps of `transformers.modeling_rope_utils` in float32, so that tables
 agree to the last bit.
 """
 
@@ -17,17 +17,17 @@ from runtime.errors import StartupError
 
 
 class RopeTables:
-    """The tables of one model; layers with the same rotation share one."""
+    """The rotary tables of one model; layers with the same rotary embedding share a table."""
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
-        """Make tables of `max_positions` rows on `device`."""
+        """Prepare for tables of `max_positions` rows on `device`, which are made on request."""
         self._max_positions = max_positions
         self._device = device
         self._tables: list[tuple[RopeConfig, int, Tensor]] = []
         self._query_scales: dict[PositionScale, Tensor] = {}
 
     def table(self, rope: RopeConfig, head_dim: int) -> Tensor:
-        """Return the result of `cos_sin_table`, which is computed once."""
+        """Return the table of `cos_sin_table` for these settings; it is computed once."""
         for known, size, table in self._tables:
             if known == rope and size == head_dim:
                 return table
@@ -36,7 +36,7 @@ class RopeTables:
         return table
 
     def query_scales(self, scale: PositionScale) -> Tensor:
-        """Return the factor of the queries at each position, `[max_positions]` float32."""
+        """Return the factor of queries at each position, `[max_positions]` float32."""
         if scale not in self._query_scales:
             positions = torch.arange(self._max_positions)
             growth = torch.log(1 + torch.floor(positions / scale.context))
@@ -47,17 +47,17 @@ class RopeTables:
 def cos_sin_table(
     rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
 ) -> Tensor:
-    """Build the table that `kernels.rope` reads.
+    """Compute the table of cosines and sines that `kernels.rope` reads.
 
     Args:
         rope: the kind of scaling and its numbers, as `load_model_config` checked them.
-        head_dim: elements of a head, even.
+        head_dim: number of rotated elements of a head, even.
         max_positions: rows of the table.
-        device: where the table lives; it is computed on the CPU.
+        device: device of the result; the table is computed on the CPU.
 
     Returns:
-        `[max_positions, head_dim]` float32: `head_dim / 2` cosines, then as many sines, both
-        times YaRN's attention factor.
+        `[max_positions, head_dim]` float32: in each row `head_dim / 2` cosines, then as many sines.
+        All are multiplied by the scaling's attention factor, if it has one.
     """
     inv_freq, attention_factor = _inverse_frequencies(rope, head_dim, max_positions)
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
@@ -68,7 +68,7 @@ def cos_sin_table(
 def _inverse_frequencies(
     rope: RopeConfig, head_dim: int, max_positions: int
 ) -> tuple[Tensor, float]:
-    """Return `[head_dim / 2]` float32 and the factor on cosines and sines."""
+    """Return the angle per position, `[head_dim / 2]` float32, and the factor of the table."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     if rope.scaling == "yarn":
         return _yarn(rope, head_dim, rope.theta**exponents)
@@ -91,7 +91,7 @@ def _inverse_frequencies(
 
 
 def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Stretch long wavelengths by `factor`, keep short ones, blend between.
+    """Divide low frequencies by `factor`, keep high ones, and blend those between.
 
     Source: Llama 3.1.
     """
@@ -108,7 +108,7 @@ def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor, float]:
-    """Interpolate slow dimensions, keep fast ones, ramp between.
+    """Divide low frequencies by `factor`, keep high ones, and ramp between the two.
 
     Source: YaRN, arXiv 2309.00071.
     """
@@ -133,10 +133,11 @@ def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor,
 
 
 def _longrope(rope: RopeConfig, frequencies: Tensor, max_positions: int) -> tuple[Tensor, float]:
-    """Stretch each angle by a factor of its own, by the longest sequence that is served.
+    """Divide each frequency by a factor of its own, long or short for all sequences.
 
-    `transformers` chooses by the length of each sequence. A sequence that grew beyond the original
-    context would then need other keys than those that are cached, of itself and of its prefix.
+    The long factors are used if the longest sequence that is served exceeds the original context.
+    `transformers` chooses by the length of each sequence instead. A sequence that grows beyond the
+    original context would then need other keys than those that are cached for it and its prefix.
 
     Source: LongRoPE, arXiv 2402.13753.
     """

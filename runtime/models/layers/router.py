@@ -1,4 +1,4 @@
-"""Routing: which experts each token passes, and with which weights."""
+"""Routing in a mixture of experts: the experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from runtime.models.layers.linear import Linear
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.vector import Vector
 
-# Added to the sum of sigmoids that divides them, as in `transformers`.
+# Added to a sum of sigmoids before weights are divided by it, as in `transformers`.
 _LEAST_SUM = 1e-20
 
 
 class Router:
-    """The product that scores experts, and the choice.
+    """The product that scores experts, and the choice of each token's experts.
 
     Attributes:
-        gate: the product, whole on every rank.
-        correction: numbers that are added to scores for the choice only; `None` for none.
+        gate: the product that gives the logits, whole on every rank.
+        correction: numbers that are added to scores when experts are chosen, but not to weights;
+            `None` if there are none.
     """
 
     def __init__(self, spec: ExpertsSpec, hidden: int, context: BuildContext) -> None:
@@ -39,7 +40,7 @@ class Router:
             self.correction = Vector(WeightShard((num_experts,)), context)
 
     def choose(self, hidden: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights.
+        """Return each token's experts and their weights.
 
         Args:
             hidden: `[num_tokens, hidden_size]`.
@@ -59,7 +60,7 @@ class Router:
         return ids, weights if spec.scaling == 1.0 else weights * spec.scaling
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights, the router's own called `prefix`."""
+        """Yield each module that owns weights; the product's name is `prefix`."""
         yield prefix, self.gate
         if self.correction is not None:
             yield f"{prefix}_correction", self.correction
@@ -68,15 +69,15 @@ class Router:
 def choose(
     logits: Tensor, num_chosen: int, spec: RouterSpec, correction: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the experts of each token and their weights before `spec.scaling`, in float32.
+    """Return each token's experts and their weights before `spec.scaling`, in float32.
 
-    Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2, and its groups, arXiv 2405.04434.
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; groups: arXiv 2405.04434.
 
     Args:
         logits: `[num_tokens, num_experts]`.
-        num_chosen: experts of a token.
+        num_chosen: number of a token's experts.
         spec: how experts are chosen.
-        correction: `[num_experts]` float32, added to scores for the choice, or `None`.
+        correction: `[num_experts]` float32, added to scores when experts are chosen, or `None`.
     """
     wide = logits.float()
     scores = _sigmoid(wide) if spec.score == "sigmoid" else wide.softmax(dim=-1)
@@ -94,12 +95,13 @@ def choose(
 def _sigmoid(wide: Tensor) -> Tensor:
     if wide.device.type != "cpu":
         return wide.sigmoid()
-    # Torch's sigmoid depends on an element's place in the whole tensor here, and so on the batch.
+    # On a CPU, the bits of torch's sigmoid depend on an element's place in the whole tensor, and so
+    # on the batch.
     return sigmoid_mul(wide, torch.ones_like(wide))
 
 
 def _within_best_groups(ranked: Tensor, spec: RouterSpec) -> Tensor:
-    """Return the scores with minus infinity outside of each token's best groups."""
+    """Return the scores, with minus infinity for experts outside each token's best groups."""
     groups = ranked.unflatten(1, (spec.num_groups, -1))
     if spec.group_score == "best":
         of_groups = groups.amax(dim=-1)

@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2, in the place of attention."""
+"""The gated short convolution of LFM2, a layer in place of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class ShortConv(Mixer):
-    """Three products of the input: two gates and what is convolved; then the output product."""
+    """A gated short convolution: `o_proj(C * conv(B * x))`.
+
+    One fused product of the layer's input gives the two gates, B and C, and x.
+    """
 
     __slots__ = ("_bias", "_layer_idx", "_weight", "_width", "conv", "in_proj")
 
@@ -42,7 +45,7 @@ class ShortConv(Mixer):
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Gate, convolve and gate; see `Mixer`."""
+        """Compute `C * conv(B * x)`; see `Mixer.attend`."""
         steps = batch.states
         assert steps is not None, "the pool has slots for this model"
         gate_in, gate_out, x = self.in_proj.apply(hidden).chunk(3, dim=-1)
@@ -53,7 +56,7 @@ class ShortConv(Mixer):
         )
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.in_proj", self.in_proj
         yield f"{prefix}.conv", self.conv
         yield f"{prefix}.o_proj", self.o_proj

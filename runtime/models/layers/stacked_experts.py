@@ -1,7 +1,7 @@
-"""Experts that a checkpoint stores as one tensor, and our order of their rows.
+"""Experts that a checkpoint stores as one tensor, and the conversion to our order of rows.
 
-Our order is that of `kernels.experts.pack_experts`: output rows before the input's columns, and the
-rows of the gate before those of `up`.
+Our order is that of `kernels.experts.pack_experts`: output rows before input columns, and all rows
+of gate before those of up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtime.models.layers.parameter import Parameter, WeightShard
 
 
 class StackedParameter(Parameter):
-    """A product of all experts, or its biases, that one checkpoint tensor fills.
+    """One matrix of all experts, or one bias of all experts, that one checkpoint tensor fills.
 
     Attributes:
         is_transposed, is_interleaved: see the constructor.
@@ -37,15 +37,15 @@ class StackedParameter(Parameter):
 
         Args:
             shard: the shard for the checkpoint's tensor, `[num_experts, ...]`.
-            dtype: type of our tensor.
+            dtype: dtype of our tensor.
             device: device of our tensor.
-            is_transposed: whether the checkpoint has the input's dimension before the output's.
-            is_interleaved: whether it has rows of gate and up in turns.
+            is_transposed: whether the checkpoint stores the input's dimension before the output's.
+            is_interleaved: whether rows of gate and up alternate in the checkpoint.
         """
         count, *sizes = shard.local_shape
         if is_transposed:
             sizes.reverse()
-        # Matrices of all experts lie one below the other, biases side by side in rows.
+        # The experts' matrices are stacked along the rows; biases have one row per expert.
         shape = (count * sizes[0], sizes[1]) if len(sizes) == 2 else (count, sizes[0])
         super().__init__(shape, {"": shard}, dtype, device)
         self.is_transposed, self.is_interleaved = is_transposed, is_interleaved
@@ -60,7 +60,7 @@ class StackedParameter(Parameter):
         self.allocate().copy_(part.reshape(self.shape))
 
     def stored(self, ours: Tensor) -> Tensor:
-        """Return this rank's part as the checkpoint stores it.
+        """Return this rank's part in the order of rows and dimensions that the checkpoint uses.
 
         Args:
             ours: this rank's tensor, `shape`, in the order in which `fill` wrote it.
@@ -82,7 +82,7 @@ def stacked_parameters(
     mine: range,
     context: BuildContext,
 ) -> StackedParameter:
-    """Return a parameter of experts that are stored as one tensor.
+    """Return a parameter of experts that a checkpoint stores as one tensor.
 
     Args:
         spec: description of the experts.
@@ -90,7 +90,7 @@ def stacked_parameters(
         hidden: width of the model.
         inner: this rank's rows of an expert's gate.
         mine: the experts of this rank.
-        context: type and device.
+        context: dtype and device.
     """
     form = spec.stacked
     assert form is not None, "the checkpoint has tensors of each expert"
@@ -99,7 +99,7 @@ def stacked_parameters(
     is_transposed = form.is_transposed and not is_bias
     sizes = (out,) if is_bias else (width, out) if is_transposed else (out, width)
     shape = spec.num_experts, *sizes
-    # The dimension that has the rows of gate and up, or the columns that they meet.
+    # The dimension of the rows of gate and up, or of the columns of down.
     dim = 2 if is_transposed != is_down else 1
     if len(mine) < spec.num_experts:
         shard = WeightShard(shape, 0, 0, mine.start, len(mine))

@@ -1,4 +1,4 @@
-"""The part of a model's layers that a rank computes, if layers are cut into stages."""
+"""The pipeline stage of a rank: the layers that it computes if stages share a model's layers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive layers; the first stage also embeds tokens, the last one has norm and head.
+    """A pipeline stage: consecutive layers of the model.
+
+    The first stage also embeds tokens. The last stage also has the last norm and the head.
 
     Attributes:
-        index: number of this stage.
+        index: number of this stage, from 0.
         count: number of stages.
-        receive: fills a tensor with what the stage before sends, and returns it; needed after the
-            first stage.
-        send: sends a tensor to the stage after; needed before the last stage.
+        receive: fills a tensor with what the previous stage sent, and returns it. Needed by every
+            stage but the first.
+        send: sends a tensor to the next stage. Needed by every stage but the last.
     """
 
     index: int = 0
@@ -36,7 +38,10 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
-        """Indices of this stage's layers; if the cut is uneven, the first stages have one more."""
+        """Return the indices of this stage's layers.
+
+        If the stages cannot be of equal size, the first ones have one layer more.
+        """
         size, more = divmod(num_layers, self.count)
         first = self.index * size + min(self.index, more)
         return range(first, first + size + (self.index < more))

@@ -1,4 +1,4 @@
-"""Computes a text's output from its tokens' vectors: pooling, dense layers, normalization."""
+"""The head of an embedder or classifier: pooling of tokens, dense layers, normalization."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
-    """Make one vector of each text.
+    """Return one vector for each text, made of its tokens' vectors.
 
     Args:
-        hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
+        hidden: `[num_tokens, hidden_size]`, vectors of all tokens of the batch.
         batch: the batch with the texts.
-        mode: how tokens' vectors become one vector.
+        mode: the first token's vector (`cls`), the last token's (`last`), or the mean.
 
     Returns:
         `[num_texts, hidden_size]` float32.
@@ -35,10 +35,10 @@ def pool(hidden: Tensor, batch: EncoderBatch, mode: Mode) -> Tensor:
         return hidden.index_select(0, starts).float()
     if mode == "last":
         return hidden.index_select(0, ends - 1).float()
-    # Text by text, so that a text's sum does not depend on its neighbours.
+    # Each text is averaged by itself, so that its sum does not depend on the other texts.
     parts = hidden.float().split(list(batch.lengths))
     if skipped is not None:
-        # A text that was cut within its prompt keeps its last token.
+        # If a text was truncated within its instruction, its last token is used.
         parts = tuple(
             part[min(skip, len(part) - 1) :] for part, skip in zip(parts, skipped, strict=True)
         )
@@ -54,10 +54,10 @@ class TextHead:
         self._layers = [_Dense(layer, context) for layer in pooling.layers]
 
     def run(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Compute the output for each text.
+        """Return the output for each text.
 
         Args:
-            hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
+            hidden: `[num_tokens, hidden_size]`, vectors of all tokens of the batch.
             batch: the batch with the texts.
 
         Returns:
@@ -71,7 +71,7 @@ class TextHead:
         return functional.normalize(pooled, dim=-1) if self.pooling.normalize else pooled
 
     def of_tokens(self, hidden: Tensor) -> Tensor:
-        """Compute a vector of unit length for each token.
+        """Return a vector of unit length for each token.
 
         Args:
             hidden: `[num_tokens, hidden_size]`.
@@ -91,7 +91,10 @@ class TextHead:
         return vectors.float()
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights; see `runtime.checkpoint.model_spec.head_weights`."""
+        """Yield each module that owns weights, with its name in the weight map.
+
+        See `runtime.checkpoint.model_spec.head_weights`.
+        """
         for index, layer in enumerate(self._layers):
             yield f"head.{index}", layer.linear
             if layer.norm is not None:
@@ -99,7 +102,7 @@ class TextHead:
 
 
 class _Dense:
-    """One layer."""
+    """A dense layer of the head: product, activation and norm."""
 
     def __init__(self, layer: HeadLayer, context: BuildContext) -> None:
         sizes = layer.in_size, layer.out_size

@@ -1,4 +1,4 @@
-"""A feed-forward block of two products with an activation between them."""
+"""A feed-forward block without a gate: two products with an activation between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class UngatedBlock:
-    """The feed-forward block of Starcoder 2."""
+    """The feed-forward block of Starcoder 2: `down(activation(up(x)))`."""
 
     __slots__ = ("activation", "down_proj", "up_proj")
 
@@ -27,15 +27,15 @@ class UngatedBlock:
 
     @property
     def rounding(self) -> Rounding | None:
-        """`None`: a product with an activation takes floats, and rounds them itself."""
+        """Return `None`: a product with a fused activation takes floats and rounds them itself."""
         return None
 
     def forward(self, hidden: Activations) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Compute the block: `[num_tokens, hidden_size]` to a new tensor of the same shape."""
         assert isinstance(hidden, Tensor), "norms ahead of this block do not round"
         return self.down_proj.apply(self.up_proj.activated(hidden, self.activation))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.up_proj", self.up_proj
         yield f"{prefix}.down_proj", self.down_proj

@@ -1,4 +1,4 @@
-"""A vector of numbers that is used in float32 where it was filled."""
+"""A vector of weights in float32, such as one number per head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
 class Vector(WeightHolder):
-    """One number for each head or expert; the tensor keeps its address for life.
+    """One number for each head or expert; the tensor never changes its address.
 
     Attributes:
         vector: `[length]` float32, this rank's part.
@@ -26,16 +26,16 @@ class Vector(WeightHolder):
         yield "vector", self._parameter
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Do nothing: the vector is used where it was filled."""
+        """Do nothing: the vector is used in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Do nothing: the vector is filled at once."""
+        """Do nothing: the loader fills the vector in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
         return self.vector
 
     def release(self) -> None:
-        """Do nothing: the vector is small, and attention layers hold its tensor."""
+        """Do nothing: the vector is small, and attention layers hold references to it."""
 
     @property
     def size_bytes(self) -> int:

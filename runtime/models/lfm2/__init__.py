@@ -1,1 +1,1 @@
-"""LFM2: short convolutions, and attention in some layers."""
+"""The LFM2 family: short convolutions, and attention in some layers."""

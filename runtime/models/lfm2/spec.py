@@ -1,4 +1,7 @@
-"""LFM2: a short convolution in the place of attention in most layers. Front-safe: no torch."""
+"""LFM2's `config.json`. Front-safe: no torch.
+
+Most layers have a short convolution in place of attention.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from runtime.models.decoder.weight_map import decoder_weights
 
 TRAITS = DecoderTraits(qk_norm=True)
 NORMS = {"input_norm": "operator_norm", "mlp_norm": "ffn_norm"}
-# Defaults of `transformers` for absent keys; the readers below have the others.
+# Defaults of `transformers` for absent keys. The readers below hold further defaults.
 DEFAULTS = {
     "vocab_size": 65_536,
     "hidden_size": 2560,
@@ -43,18 +46,18 @@ _CONV, _FULL = "conv", "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2Spec(DecoderSpec):
-    """Sizes and other settings of LFM2.
+    """The sizes and other settings of LFM2.
 
     Attributes:
         conv: the convolution of the layers in `conv_layers`.
-        conv_layers: indices of the layers that have a convolution.
+        conv_layers: indices of the layers that have a convolution in place of attention.
     """
 
     conv: ShortConvSpec
     conv_layers: frozenset[int]
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
-        """See `DecoderSpec`."""
+        """Return the convolution of layer `layer_idx`; `None` if the layer has attention."""
         return self.conv if layer_idx in self.conv_layers else None
 
     def _list_weights(self) -> Sequence[WeightSpec]:
@@ -65,7 +68,7 @@ def read(config: Keys, generation: Keys) -> Lfm2Spec:
     """Read the family's `config.json`, as `transformers` writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     tied = "tie_embedding" if "tie_embedding" in config.values else "tie_word_embeddings"

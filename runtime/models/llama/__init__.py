@@ -1,1 +1,1 @@
-"""Llama."""
+"""The Llama family."""

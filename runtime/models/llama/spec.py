@@ -1,4 +1,4 @@
-"""Llama. Front-safe: no torch."""
+"""Llama's `config.json`. Front-safe: no torch."""
 
 from __future__ import annotations
 

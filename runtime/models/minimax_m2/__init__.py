@@ -1,1 +1,1 @@
-"""MiniMax M2 and M2.1."""
+"""The MiniMax M2 family: M2 and M2.1."""

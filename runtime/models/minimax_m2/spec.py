@@ -1,4 +1,7 @@
-"""MiniMax M2: sigmoids choose experts, norms of q and k over all heads. Front-safe: no torch."""
+"""The `config.json` of MiniMax M2. Front-safe: no torch.
+
+A sigmoid scores the experts. One norm covers all heads of q, and one all heads of k.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as it was published or as `transformers` 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     for key, only in _ONLY.items():
@@ -55,7 +58,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
             raise config.error(key, repr(only))
     fields = silu_decoder_fields(config, generation, TRAITS)
     num_layers, head_dim = fields["num_layers"], fields["head_dim"]
-    # Published files give the elements of a head that rotate, not their share.
+    # Published files give the number of rotated elements of a head, not their share.
     rotated = config.integer("rotary_dim", MAX_HEAD_DIM, head_dim)
     rope, context_len, rotary_dim = read_partial_rope(config, head_dim, rotated / head_dim)
     num_experts = config.integer("num_local_experts", MAX_EXPERTS)

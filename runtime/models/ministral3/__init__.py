@@ -1,1 +1,1 @@
-"""Ministral 3, without its images."""
+"""The Ministral 3 family, without images."""

@@ -1,4 +1,7 @@
-"""Ministral 3: Mistral whose queries grow with their positions. Front-safe: no torch."""
+"""Ministral 3's `config.json`. Front-safe: no torch.
+
+The model is Mistral with queries that are scaled up as their positions grow.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Mistral."""
+"""The Mistral family."""

@@ -1,4 +1,7 @@
-"""Mistral: Llama with a sliding window in its first versions. Front-safe: no torch."""
+"""Mistral's `config.json`: Llama with a sliding window in the first versions.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 

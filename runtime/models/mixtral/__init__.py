@@ -1,1 +1,1 @@
-"""Mixtral."""
+"""The Mixtral family."""

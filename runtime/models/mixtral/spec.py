@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose blocks are experts. Front-safe: no torch."""
+"""Mixtral's `config.json`: Mistral with experts in place of MLPs. Front-safe: no torch."""
 
 from __future__ import annotations
 

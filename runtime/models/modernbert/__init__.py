@@ -1,1 +1,1 @@
-"""ModernBERT."""
+"""The ModernBERT family: `config.json`, weights and encoder."""

@@ -1,4 +1,7 @@
-"""ModernBERT: norms before each half of a layer, rotary embeddings, windows, gated blocks."""
+"""ModernBERT: an encoder with rotary embeddings, windows and gated feed-forward blocks.
+
+A norm precedes attention and the feed-forward block of each layer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from runtime.models.modernbert.spec import ModernBertSpec
 
 
 class ModernBertLayer:
-    """Attention and gated feed-forward block, each added to the stream; changes it in place."""
+    """One encoder layer: attention and a gated feed-forward block, added to the residual stream."""
 
     def __init__(
         self, spec: ModernBertSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
@@ -51,7 +54,7 @@ class ModernBertLayer:
         )
 
     def forward(self, stream: Tensor, batch: EncoderBatch) -> None:
-        """Change the stream, `[num_tokens, hidden_size]`."""
+        """Add the layer's two halves to the stream, `[num_tokens, hidden_size]`, in place."""
         normed = stream if self.attn_norm is None else self.attn_norm.forward(stream)
         qkv = self.attn_in.apply(normed)
         attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)
@@ -60,7 +63,7 @@ class ModernBertLayer:
         stream.add_(self.mlp_out.apply(unary(inner, self._activation).mul_(gate)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         if self.attn_norm is not None:
             yield f"{prefix}.attn_norm", self.attn_norm
         yield f"{prefix}.mlp_norm", self.mlp_norm
@@ -71,7 +74,7 @@ class ModernBertLayer:
 
 
 class ModernBertModel(TextEncoder):
-    """Embeddings, the layers and the head."""
+    """A ModernBERT encoder: embeddings, layers, and the head that gives vectors or scores."""
 
     def __init__(self, spec: ModernBertSpec, context: BuildContext) -> None:
         self.spec, self.context = spec, context

@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder with rotary embeddings, windows, gated blocks. Front-safe: no torch.
+"""ModernBERT's `config.json` and the names of its weights. Front-safe: no torch.
 
 Source: arXiv 2412.13663.
 """
@@ -29,12 +29,12 @@ _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertSpec(ModelSpec):
-    """Sizes and other settings of a ModernBERT encoder.
+    """The sizes and other settings of a ModernBERT encoder.
 
     Attributes:
         windowed_layers: indices of the layers whose tokens see only nearby tokens.
-        window: tokens that a token sees on each side in these layers.
-        rope, windowed_rope: rotation in the other layers, and in the windowed ones.
+        window: number of tokens that a token sees on each side in these layers.
+        rope, windowed_rope: rotary embedding of the other layers, and of the windowed layers.
         norm_bias, attention_bias, mlp_bias: whether norms, attention and MLP have biases.
     """
 
@@ -63,7 +63,7 @@ class ModernBertSpec(ModelSpec):
         weights += self._norm("embeddings.norm")
         for layer_idx in range(self.num_layers):
             prefix = f"layers.{layer_idx}"
-            # The embeddings are normed already.
+            # The first layer needs no norm before attention: the embeddings are normed already.
             if layer_idx:
                 weights += self._norm(f"{prefix}.attn_norm")
             weights += self._norm(f"{prefix}.mlp_norm")
@@ -86,15 +86,18 @@ class ModernBertSpec(ModelSpec):
 
     @property
     def layer_states(self) -> Sequence[LayerState]:
-        """Nothing is kept between steps."""
+        """Return one `NoState` per layer: an encoder keeps nothing between steps."""
         return (NoState(),) * self.num_layers
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`: pretraining's head."""
+        """Whether `name` is a weight of the head for pretraining, which is not used.
+
+        See `ModelSpec`.
+        """
         return name.startswith(("head.", "decoder."))
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
-        """See `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         return uneven(tp_size, self.num_heads, self.intermediate_size)
 
 
@@ -102,7 +105,7 @@ def read(config: Keys, generation: Keys) -> ModernBertSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)

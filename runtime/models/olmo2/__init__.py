@@ -1,1 +1,1 @@
-"""OLMo 2."""
+"""The OLMo 2 family."""

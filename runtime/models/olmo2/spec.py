@@ -1,4 +1,8 @@
-"""OLMo 2: norms after each half, and over all heads of q and of k. Front-safe: no torch."""
+"""OLMo 2's `config.json`. Front-safe: no torch.
+
+Norms follow attention and the MLP, instead of preceding them. One norm covers all heads of q, and
+one all heads of k.
+"""
 
 from __future__ import annotations
 

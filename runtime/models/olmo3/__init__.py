@@ -1,1 +1,1 @@
-"""OLMo 3."""
+"""The OLMo 3 family."""

@@ -1,4 +1,7 @@
-"""OLMo 3: OLMo 2 with windows on most layers, which rotate unscaled. Front-safe: no torch."""
+"""OLMo 3's `config.json`: OLMo 2 with a window on most layers. Front-safe: no torch.
+
+The scaling of the rotary embedding applies only to the layers without a window.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     fields = silu_decoder_fields(config, generation, TRAITS)

@@ -1,4 +1,7 @@
-"""Phi-3 and Phi-4: q, k and v are stored as one tensor; LongRoPE. Front-safe: no torch."""
+"""The `config.json` of Phi-3 and Phi-4. Front-safe: no torch.
+
+Checkpoints store q, k and v as one tensor. The long-context models use LongRoPE.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ DEFAULTS = {
     "bos_token_id": 1,
     "eos_token_id": 32_000,
 }
-# `longrope` was called so before.
+# Names of LongRoPE in `config.json`; `su` and `yarn` are from older files.
 _LONG = ("longrope", "su", "yarn")
 _MAX_FACTOR = 2.0**20
 
@@ -28,7 +31,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
@@ -38,7 +41,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     key = "rope_scaling" if config.mapping("rope_scaling") else "rope_parameters"
     numbers = config.mapping(key)
     kind = numbers.get("rope_type") or numbers.get("type")
-    # The base and the share of a head are read in the same way for both kinds.
+    # The base and the rotated share of a head are read in the same way with and without LongRoPE.
     plain = {**numbers, "rope_type": "default"} if kind in _LONG else numbers
     of_plain = Keys(config.source, {**config.values, key: plain})
     rope, context_len, rotary_dim = read_partial_rope(of_plain, fields["head_dim"], 1.0)

@@ -1,1 +1,1 @@
-"""Methods of quantization: a folder for each, with a front half and a device half."""
+"""Quantization methods: a folder for each, with one part for the front and one for the device."""

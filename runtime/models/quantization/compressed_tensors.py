@@ -1,4 +1,7 @@
-"""Selects the method for a compressed-tensors (llm-compressor) checkpoint. Front-safe: no torch."""
+"""Selects the quantization method of a compressed-tensors (llm-compressor) checkpoint.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ PACKED = "pack-quantized"
 def read(path: Path, words: Mapping[str, Any]) -> Quantization:
     """Read `quantization_config` with the method that its scheme needs.
 
+    Args:
+        path: path of the model.
+        words: the content of `quantization_config`.
+
     Raises:
         StartupError: a scheme is not supported; one line names it and its modules.
     """
@@ -31,7 +38,10 @@ def read(path: Path, words: Mapping[str, Any]) -> Quantization:
 
 
 def _kv_cache_dtype(scheme: object) -> str:
-    """Return the form of keys and values; others than E4M3 are kept in 16 bits, more precisely."""
+    """Return the form of keys and values in the KV cache, `fp8_e4m3` or `auto`.
+
+    Forms other than E4M3 are replaced by 16 bits, which are more precise.
+    """
     given = scheme if isinstance(scheme, dict) else {}
     is_e4m3 = given.get("type") == "float" and given.get("num_bits") == 8
     return "fp8_e4m3" if is_e4m3 else "auto"

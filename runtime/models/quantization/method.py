@@ -1,4 +1,4 @@
-"""The device half of a method of quantization, which uses torch."""
+"""The part of a quantization method that runs on the device and uses torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from runtime.models.layers.experts import ExpertsStore
 from runtime.models.layers.matrix import Matrix
 from runtime.models.layers.parameter import Parameter, Stored
 
-# Implementations of experts that multiply by codes, beside those of widened numbers.
+# Implementations of experts that can multiply by codes as well as by widened matrices.
 CODED = ("triton", "triton_invariant")
 
 
 class DeviceMethod(ABC):
-    """Makes the objects that keep a model's matrices; each layer calls it once, before any fill.
+    """Makes the objects that store a model's quantized matrices.
 
-    Each call gets the parameter that the layer would have for plain numbers. It describes the
-    matrix: its shape on this rank, the rows that each checkpoint tensor fills, and this rank's part
-    of each tensor.
+    Each layer calls it once, before any parameter is filled. A call gets the parameter that the
+    layer would have without quantization. This parameter describes the matrix: its shape on this
+    rank, the rows that each checkpoint tensor fills, and this rank's part of each tensor.
 
     Attributes:
-        implementation: name of the linear implementation that products of widened numbers use;
-            `None` for the device's best.
-        experts_implementation: name of the experts implementation for widened numbers; `None` for
-            the device's best.
+        implementation: name of the linear implementation for matrices that are widened to floats;
+            `None` for the fastest on the device.
+        experts_implementation: name of the experts implementation for widened matrices; `None` for
+            the fastest on the device.
     """
 
     implementation: str | None = None
@@ -35,42 +35,47 @@ class DeviceMethod(ABC):
 
     @abstractmethod
     def parameter(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Parameter:
-        """Return the parameter for a matrix that is kept in plain numbers; it may be `plain`.
+        """Return the parameter of a matrix that is kept in plain numbers; it may be `plain`.
 
         Args:
-            plain: the layer's parameter for plain numbers.
-            weights: the weights that fill it, by shard.
+            plain: the parameter that the layer would have without quantization.
+            weights: the checkpoint tensors that fill it, by shard.
         """
 
     @abstractmethod
     def matrix(self, plain: Parameter, weights: Mapping[str, WeightSpec]) -> Matrix | None:
-        """Return the object that keeps the matrix of a linear layer or of embeddings.
+        """Return the object that stores the matrix of a linear layer or of embeddings.
 
-        `None` if it is kept in plain numbers, in what `parameter` returns.
+        Returns `None` if the matrix is kept in plain numbers. The layer then uses the result of
+        `parameter`.
+
+        Args:
+            plain: the parameter that the layer would have without quantization.
+            weights: the checkpoint tensors that fill it, by shard.
         """
 
     @abstractmethod
     def experts(
         self, plain: Mapping[str, Parameter], weights: Stored, mine: range
     ) -> ExpertsStore | None:
-        """Return the object that keeps a layer's experts; `None` if they are in plain numbers.
+        """Return the object that stores a layer's experts; `None` if they are in plain numbers.
 
         Args:
-            plain: the parameters by name, `gate_up` and `down`.
-            weights: the weights that fill them, by name and shard.
+            plain: the parameters without quantization by name, `gate_up` and `down`.
+            weights: the checkpoint tensors that fill them, by name and shard.
             mine: the experts on this rank.
         """
 
     def report(self) -> None:  # noqa: B027  # most have nothing to tell
-        """Log how the matrices are kept; called after all layers are stored."""
+        """Log how the matrices are stored; called after `store` of all layers."""
 
 
 def multiplies_codes(plain: Parameter, experts: str | None) -> bool:
-    """Whether a GPU's kernels multiply by the codes of experts, instead of widened numbers.
+    """Whether a GPU's kernels multiply by the codes of experts, without widening them.
 
     Args:
-        plain: a parameter of the experts in the context's type.
-        experts: name of the implementation of experts; `None` for the device's best.
+        plain: a parameter of the experts in the context's dtype.
+        experts: name of the implementation of experts; `None` for the fastest on the device.
     """
     if plain.dtype not in (torch.bfloat16, torch.float16):
         return False

@@ -1,4 +1,7 @@
-"""Lists of modules as quantization tools write them, and their schemes. Front-safe: no torch."""
+"""Lists of modules in the notations of quantization tools, and the schemes of these modules.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from runtime.errors import StartupError
 
 SchemeT = TypeVar("SchemeT")
 
-# Matrices that score or choose: tools leave them in 16 bits, and all those that are looked up.
+# Matrices that tools leave in 16 bits: heads, routers and gates; and embeddings.
 _NOT_LINEAR = re.compile(r"(^|\.)(lm_head|score|classifier|router|shared_gate)\.\w+$")
 _EMBEDDING = re.compile(r"(^|\.)\w*embed\w*\.\w+$")
 
 
 @dataclass(frozen=True)
 class Modules:
-    """A list of modules, in the notation of any tool.
+    """A list of modules, in the notation of any quantization tool.
 
     Attributes:
         names: names or ends of names, `re:` expressions, or patterns with `*` as in a shell.
@@ -43,16 +46,18 @@ def _expression(name: str) -> re.Pattern[str]:
         return re.compile(name[3:])
     if "*" in name:
         return re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z")
-    # A module, or all that is in it; `transformers` lists the last parts of names too.
+    # The name of a module, which includes all modules within it. `transformers` may list only the
+    # last part of a name.
     return re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?\Z")
 
 
 @dataclass(frozen=True)
 class SchemeGroup(Generic[SchemeT]):
-    """Matrices with a common scheme.
+    """A scheme, and the modules whose matrices have this scheme.
 
     Attributes:
-        targets: module names, `re:` expressions of them, or classes of modules, such as `Linear`.
+        scheme: how the matrices are stored.
+        targets: names of modules, `re:` expressions, or classes of modules such as `Linear`.
     """
 
     scheme: SchemeT
@@ -60,7 +65,7 @@ class SchemeGroup(Generic[SchemeT]):
 
 
 def find_scheme(groups: Sequence[SchemeGroup[SchemeT]], module: str) -> SchemeT | None:
-    """Return the scheme of a linear module; `None` if no group names the module."""
+    """Return the scheme of the linear module `module`; `None` if no group applies to it."""
     named = [group for group in groups if module in Modules(group.targets)]
     of_all = [group for group in groups if "Linear" in group.targets]
     found = [*named, *of_all]
@@ -68,7 +73,7 @@ def find_scheme(groups: Sequence[SchemeGroup[SchemeT]], module: str) -> SchemeT 
 
 
 def is_matrix(weight: WeightSpec) -> bool:
-    """Whether tools may quantize a weight: a matrix of products, not one that is looked up."""
+    """Whether tools may quantize a weight: a matrix of a product, but not embeddings."""
     return (
         weight.kind == "matrix"
         and len(weight.shape) == 2
@@ -84,7 +89,7 @@ def is_usual(weight: WeightSpec, ignored: Modules) -> bool:
 
 
 def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
-    """Return the modules in the list of the first of `keys` that is present.
+    """Return the modules in the list under the first of `keys` that is present.
 
     Raises:
         StartupError: the value is not a list of modules; the message is one line.
@@ -103,7 +108,7 @@ def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
 
 
 def stored_tensors(path: Path) -> dict[str, TensorInfo] | None:
-    """Return the tensors of a model's files by name; `None` if there are no files."""
+    """Return the tensors of a model's weight files by name; `None` if there are no files."""
     try:
         return read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):
@@ -111,10 +116,18 @@ def stored_tensors(path: Path) -> dict[str, TensorInfo] | None:
 
 
 def find_kv_scales(stored: Container[str], attention: str) -> Mapping[str, str]:
-    """Return the names of an attention module's `k` and `v` scales among stored tensors."""
+    """Return the names of an attention module's scales of keys (`k`) and values (`v`).
+
+    Args:
+        stored: names of the stored tensors.
+        attention: name of the attention module.
+
+    Returns:
+        An empty map unless both scales are stored.
+    """
     found = {}
     for which in ("k", "v"):
-        # compressed-tensors', and ModelOpt's.
+        # The names of compressed-tensors, then those of ModelOpt.
         for name in (f"{attention}.{which}_scale", f"{attention}.{which}_proj.{which}_scale"):
             if name in stored:
                 found[which] = name

@@ -1,7 +1,7 @@
-"""Methods of quantization: the front half and the device half of each. Front-safe.
+"""The quantization methods, each with a part for the front and a part for the device. Front-safe.
 
-One line for each method, by the `quant_method` of `config.json`. The modules are imported on use,
-so that the front never imports torch.
+`METHODS` has one line for each `quant_method` of `config.json`. The modules are imported on use, so
+that the front never imports torch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """Import paths of a method's halves.
+    """Import paths of the two parts of a method.
 
     Attributes:
-        front: `(path of the model, quantization_config) -> Quantization`; front-safe.
-        device: class of the device half, made from the `Quantization`; needs torch.
+        front: function `(path of the model, quantization_config) -> Quantization`; front-safe.
+        device: class of the part for the device, made from the `Quantization`; needs torch.
     """
 
     front: str
@@ -38,11 +38,13 @@ def _method(folder: str) -> Method:
     return Method(f"{package}.front:read", f"{package}.device:Device")
 
 
-# Keeps 16 bits beside activations in float32; chosen at start, not asked for.
+# The method that keeps weights in 16 bits beside float32 activations. It is chosen at start, not by
+# a user.
 SAME = "same"
-# Key beside those of `config.json` for the method that weights in floats get while they load.
+# Key that is added to those of `config.json`: the method by which floats are quantized while they
+# load.
 _WANTED = "quantization"
-# File with ModelOpt's keys in older folders.
+# The file that holds ModelOpt's keys in older model folders.
 _MODELOPT = "hf_quant_config.json"
 
 METHODS: dict[str, Method] = {
@@ -55,24 +57,24 @@ METHODS: dict[str, Method] = {
     ),
     "modelopt": _method("fp8"),
     "mxfp4": _method("mxfp4"),
-    # What `Quantization.method` of theirs says.
+    # The value of `Quantization.method` for GPTQ, AWQ and compressed-tensors in groups.
     "groups": _method("groups"),
 }
 
-# What weights in floats become while they load, by name: the path of
-# `(path of the model, spec) -> Quantization`.
+# The methods by which floats are quantized while they load, by name: the path of a function `(path
+# of the model, spec) -> Quantization`.
 WHILE_LOADING: dict[str, str] = {
     "fp8": "runtime.models.quantization.fp8.front:while_loading",
     "q8_0": "runtime.models.quantization.gguf.while_loading:q8_0",
     "q4_k": "runtime.models.quantization.gguf.while_loading:q4_k",
     SAME: "runtime.models.quantization.gguf.while_loading:same",
 }
-# Those that only a CPU multiplies by.
+# The methods for which only a CPU has kernels.
 ON_CPU = ("q8_0", "q4_k")
 
 
 def as_override(name: str | None) -> dict[str, str]:
-    """Return the keys that `--quantization` adds to `config.json`."""
+    """Return the keys that the option `--quantization` adds to `config.json`."""
     return {_WANTED: name} if name not in (None, "none") else {}
 
 
@@ -81,7 +83,8 @@ def read_quantization(path: Path, config: Keys, spec: ModelSpec) -> Quantization
 
     Args:
         path: path of the model.
-        config: its `config.json`; a vision model's may have the key in `text_config` only.
+        config: keys of `config.json`. A vision model may have `quantization_config` in
+            `text_config`.
         spec: the spec that the family read from `config.json`.
 
     Raises:
@@ -121,7 +124,7 @@ def _while_loading(wanted: object, path: Path, spec: ModelSpec) -> Quantization 
 
 
 def device_method(quantization: Quantization) -> DeviceMethod:
-    """Return the device half of a front half."""
+    """Return the device part of the method that read `quantization`."""
     make = cast(
         "Callable[[Quantization], DeviceMethod]", load_object(METHODS[quantization.method].device)
     )

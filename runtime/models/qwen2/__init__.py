@@ -1,1 +1,1 @@
-"""Qwen2."""
+"""The Qwen2 family."""

@@ -1,4 +1,7 @@
-"""Qwen2.5-VL: a tower in which most blocks attend only within squares of the image."""
+"""Qwen2.5-VL: a decoder and a vision tower.
+
+In most blocks of the tower, patches attend only within squares of the image.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ _EPS = 1e-6
 
 
 class Block:
-    """Attention and gated feed-forward block, each after its norm."""
+    """A block of the tower: attention and a gated feed-forward block, each after a norm."""
 
     def __init__(self, vision: Qwen2_5_VLVision, context: BuildContext) -> None:
         width, inner = vision.width, vision.intermediate_size
         self.norm1 = RMSNorm(width, _EPS, context)
         self.norm2 = RMSNorm(width, _EPS, context)
         self.attn = TowerAttention(vision, context)
-        # Whole on each rank, as the attention is.
+        # Every rank has the whole block, as it has the whole attention.
         halves = [Output(shard, inner, 0, inner) for shard in ("gate", "up")]
         self.gate_up_proj = Linear.column_parallel(width, halves, True, context)
         self.down_proj = Linear.replicated(inner, width, True, context)
@@ -43,13 +46,17 @@ class Block:
     def forward(
         self, hidden: Tensor | None, stream: Tensor, run: Run, lengths: Sequence[int]
     ) -> Tensor:
-        """Change `stream` in place and return the block's output, which it still lacks.
+        """Compute the block; the output is not yet added to `stream`.
 
         Args:
-            hidden: the previous block's output, which `stream` still lacks; `None` for none.
-            stream: `[num_patches, width]`, all patches.
+            hidden: the previous block's output, which is added to `stream` in place first; `None`
+                if there is none.
+            stream: `[num_patches, width]`, the residual stream of all patches, changed in place.
             run: the constants of these patches.
-            lengths: lengths of the parts within which patches see one another.
+            lengths: numbers of patches of the parts within which patches attend.
+
+        Returns:
+            `[num_patches, width]`, the block's output.
         """
         normed = (
             self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
@@ -59,7 +66,7 @@ class Block:
         return self.down_proj.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm1", self.norm1
         yield f"{prefix}.norm2", self.norm2
         yield from self.attn.holders(f"{prefix}.attn")
@@ -68,7 +75,7 @@ class Block:
 
 
 class Qwen2_5_VLTower(Tower):
-    """Patches, the blocks, and the merger of patches to vectors of the decoder."""
+    """The vision tower: patches, blocks, and layers that join patches to the decoder's vectors."""
 
     def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -102,7 +109,7 @@ class Qwen2_5_VLTower(Tower):
         normed = self.norm.add_forward(hidden, stream).view(-1, vision.merged_width)
         vectors = self.outer.apply(self.inner.activated(normed, "gelu"))
         with one_thread(device):
-            # Back to the order of rows.
+            # Restores the order of rows and columns of the image.
             vectors = torch.empty_like(vectors).index_copy_(0, order, vectors)
             counts = [each // joined for each in run.lengths]
             return [part.clone()[None] for part in vectors.split(counts)]
@@ -117,23 +124,23 @@ class Qwen2_5_VLTower(Tower):
 
 
 class Qwen2_5_VL(SeeingDecoder):
-    """The decoder and its tower."""
+    """Qwen2.5-VL's decoder with its vision tower."""
 
     def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
         super().__init__(spec, context, Qwen2_5_VLTower(spec, context))
 
 
 def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, list[int]]:
-    """Order the vectors of images by the squares within which most blocks attend.
+    """Return an order of images' vectors in which each square of attention is contiguous.
 
     Args:
         grids: rows and columns of patches of each image.
-        merge: patches of a side of a vector.
-        window: vectors of a side of a square.
+        merge: side, in patches, of the square that becomes one vector.
+        window: side, in vectors, of a square within which most blocks attend.
 
     Returns:
-        `[num_vectors]` int64 on the CPU, the vector at each index of the new order; and the number
-    of vectors of each square, in order.
+        `[num_vectors]` int64 on the CPU, the index of the vector at each place of the new order;
+        and the number of vectors of each square, in order.
     """
     parts: list[Tensor] = []
     counts: list[int] = []

@@ -1,4 +1,7 @@
-"""Qwen2.5-VL: Qwen2 with a tower of windows and positions of three axes. Front-safe: no torch."""
+"""Qwen2.5-VL's `config.json`: Qwen2 with a vision tower. Front-safe: no torch.
+
+Tokens have rotary positions on three axes: time, row and column.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,11 @@ SECTIONS = (16, 24, 24)
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLVision(QwenVision):  # the family's name
-    """Sizes and other settings of the tower.
+    """The sizes and other settings of the vision tower.
 
     Attributes:
-        window: vectors of a side of the squares within which most blocks attend.
-        full_blocks: blocks that attend to the whole image.
+        window: side, in vectors, of the squares within which most blocks attend.
+        full_blocks: indices of the blocks that attend over the whole image.
     """
 
     window: int
@@ -66,7 +69,7 @@ class Qwen2_5_VLVision(QwenVision):  # the family's name
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLSpec(QwenVLSpec):  # the family's name
-    """Settings of the decoder and of the tower."""
+    """The settings of the decoder and of its vision tower (`vision`)."""
 
     vision: Qwen2_5_VLVision
 
@@ -75,7 +78,7 @@ def read(config: Keys, generation: Keys) -> Qwen2_5_VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)

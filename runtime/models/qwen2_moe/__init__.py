@@ -1,1 +1,1 @@
-"""Qwen2-MoE."""
+"""The Qwen2-MoE family."""

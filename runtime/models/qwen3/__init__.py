@@ -1,1 +1,1 @@
-"""Qwen3."""
+"""The Qwen3 family."""

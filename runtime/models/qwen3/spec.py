@@ -1,4 +1,4 @@
-"""Qwen3: Llama whose query and key heads are normalised before rotation. Front-safe: no torch."""
+"""Qwen3's `config.json`: Llama with norms of query and key heads. Front-safe: no torch."""
 
 from __future__ import annotations
 

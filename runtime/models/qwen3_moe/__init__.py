@@ -1,1 +1,1 @@
-"""Qwen3-MoE."""
+"""The Qwen3-MoE family."""

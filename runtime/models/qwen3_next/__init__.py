@@ -1,1 +1,1 @@
-"""Qwen3-Next: Gated DeltaNet in most layers, gated attention in the others, experts."""
+"""The Qwen3-Next family: Gated DeltaNet in most layers, gated attention in the others, experts."""

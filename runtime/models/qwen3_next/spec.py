@@ -1,4 +1,7 @@
-"""Qwen3-Next: linear attention in three of four layers, gates, experts. Front-safe: no torch."""
+"""Qwen3-Next's `config.json`. Front-safe: no torch.
+
+Three of four layers have linear attention. The others have attention with a gate. All have experts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from runtime.models.decoder.recurrent_spec import DeltaNetSpec, RecurrentSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, silu_decoder_fields
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256)
-# Defaults of `transformers` for absent keys; `TRAITS` and the readers below have the others.
+# Defaults of `transformers` for absent keys. `TRAITS` and the readers below hold further defaults.
 DEFAULTS = {
     "vocab_size": 151_936,
     "hidden_size": 2048,
@@ -34,7 +37,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextSpec(DecoderSpec):
-    """Sizes and other settings of Qwen3-Next.
+    """The sizes and other settings of Qwen3-Next.
 
     Attributes:
         delta: the linear attention of the layers in `delta_layers`.
@@ -45,11 +48,14 @@ class Qwen3NextSpec(DecoderSpec):
     delta_layers: frozenset[int]
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
-        """See `DecoderSpec`."""
+        """Return the linear attention of layer `layer_idx`.
+
+        `None` if the layer has full attention.
+        """
         return self.delta if layer_idx in self.delta_layers else None
 
     def attention(self, layer_idx: int) -> AttentionSpec:
-        """See `DecoderSpec`."""
+        """Return the description of the attention of layer `layer_idx`, which has a gate."""
         return replace(super().attention(layer_idx), has_gate=True)
 
     def is_ignored(self, name: str) -> bool:
@@ -61,7 +67,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     experts = read_qwen_experts(config, has_shared=True)

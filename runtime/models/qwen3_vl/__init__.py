@@ -1,1 +1,1 @@
-"""Qwen3-VL."""
+"""The Qwen3-VL family: Qwen3 with a vision tower."""

@@ -1,4 +1,7 @@
-"""Qwen3-VL: a tower with learned positions; the decoder reads features of several depths."""
+"""Qwen3-VL: a decoder and a vision tower with learned positions.
+
+The decoder reads the outputs of several of the tower's blocks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _EPS = 1e-6
 
 
 class Block:
-    """Attention and feed-forward block, each after its norm."""
+    """A block of the tower: attention and a feed-forward block, each after a norm."""
 
     def __init__(self, vision: Qwen3VLVision, context: BuildContext) -> None:
         width, inner = vision.width, vision.intermediate_size
@@ -40,12 +43,16 @@ class Block:
         self.linear_fc2 = Linear.replicated(inner, width, True, context)
 
     def forward(self, hidden: Tensor | None, stream: Tensor, run: Run) -> Tensor:
-        """Change `stream` in place and return the block's output, which it still lacks.
+        """Compute the block; the output is not yet added to `stream`.
 
         Args:
-            hidden: the previous block's output, which `stream` still lacks; `None` for none.
-            stream: `[num_patches, width]`, all patches.
+            hidden: the previous block's output, which is added to `stream` in place first; `None`
+                if there is none.
+            stream: `[num_patches, width]`, the residual stream of all patches, changed in place.
             run: the constants of these patches.
+
+        Returns:
+            `[num_patches, width]`, the block's output.
         """
         normed = (
             self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
@@ -55,7 +62,7 @@ class Block:
         return self.linear_fc2.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm1", self.norm1
         yield f"{prefix}.norm2", self.norm2
         yield from self.attn.holders(f"{prefix}.attn")
@@ -64,7 +71,10 @@ class Block:
 
 
 class Merger:
-    """Joins patches to vectors of the decoder's width; normed before or after they are joined."""
+    """Joins squares of patches to vectors of the decoder's width.
+
+    The norm is applied to each patch, or to the joined patches (`norms_joined`).
+    """
 
     def __init__(
         self, vision: Qwen3VLVision, hidden_size: int, context: BuildContext, *, norms_joined: bool
@@ -76,19 +86,19 @@ class Merger:
         self.linear_fc2 = Linear.replicated(merged, hidden_size, True, context)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Map `[num_patches, width]` to a new `[num_vectors, hidden_size]`."""
+        """Map `[num_patches, width]` to a new tensor `[num_vectors, hidden_size]`."""
         normed = self.norm.forward(stream.view(-1, self._normed)).view(-1, self._merged)
         return self.linear_fc2.apply(self.linear_fc1.activated(normed, "gelu"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.norm", self.norm
         yield f"{prefix}.linear_fc1", self.linear_fc1
         yield f"{prefix}.linear_fc2", self.linear_fc2
 
 
 class Qwen3VLTower(Tower):
-    """Patches with their positions, the blocks, and a merger for each depth that is read."""
+    """The vision tower: patches with positions, blocks, and a merger per output that is read."""
 
     def __init__(self, spec: Qwen3VLSpec, context: BuildContext) -> None:
         """Build the layers."""
@@ -127,9 +137,9 @@ class Qwen3VLTower(Tower):
             return [torch.stack(parts) for parts in zip(*split, strict=True)]
 
     def _learned(self, grids: Sequence[Grid], positions: Tensor) -> Tensor:
-        """Return `[num_patches, width]`: learned positions, stretched over each image."""
+        """Return the learned positions, `[num_patches, width]`, interpolated for each image."""
         indices, weights = stretched(grids, positions, self._vision.grid_side)
-        # One corner at a time: all at once would take four times the memory.
+        # One corner at a time, because all four at once would take four times the memory.
         total = torch.zeros(positions.shape[1], self._vision.width, device=positions.device)
         for index, weight in zip(indices, weights, strict=True):
             total += self.pos_embed.forward(index).float() * weight[:, None]
@@ -146,23 +156,25 @@ class Qwen3VLTower(Tower):
 
 
 class Qwen3VL(SeeingDecoder):
-    """The decoder and its tower."""
+    """Qwen3-VL's decoder with its vision tower."""
 
     def __init__(self, spec: Qwen3VLSpec, context: BuildContext) -> None:
         super().__init__(spec, context, Qwen3VLTower(spec, context))
 
 
 def stretched(grids: Sequence[Grid], positions: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Stretch a square over images of any shape, corner on corner.
+    """Return bilinear weights for a square of points that is stretched over each image.
+
+    The corners of the square lie on the corners of the image.
 
     Args:
         grids: rows and columns of patches of each image.
         positions: `[2, num_patches]` int64, row and column of each patch.
-        side: points of a side of the square.
+        side: number of points along a side of the square.
 
     Returns:
-        For the four points of the square around each patch: their indices, `[4, num_patches]`
-    int64, and their weights by distance, `[4, num_patches]` float32.
+        For each patch the four points of the square around it: the points' indices, `[4,
+        num_patches]` int64, and their weights, `[4, num_patches]` float32.
     """
     device = positions.device
     counts = torch.tensor([rows * columns for rows, columns in grids])

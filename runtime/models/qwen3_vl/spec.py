@@ -1,4 +1,7 @@
-"""Qwen3-VL: Qwen3 whose first layers add features of a tower's blocks. Front-safe: no torch."""
+"""Qwen3-VL's `config.json`: Qwen3 with a vision tower. Front-safe: no torch.
+
+The decoder's first layers add outputs of the tower's blocks to the residual stream.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +57,11 @@ _MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLVision(QwenVision):
-    """Sizes and other settings of the tower.
+    """The sizes and other settings of the vision tower.
 
     Attributes:
         grid_side: side of the square of learned positions, which is stretched over an image.
-        deep_blocks: blocks whose features the decoder's first layers add, in order.
+        deep_blocks: indices of the blocks whose outputs the decoder's first layers add, in order.
     """
 
     grid_side: int
@@ -67,7 +70,7 @@ class Qwen3VLVision(QwenVision):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLSpec(QwenVLSpec):
-    """Settings of the decoder and of the tower."""
+    """The settings of the decoder and of its vision tower (`vision`)."""
 
     vision: Qwen3VLVision
 
@@ -76,7 +79,7 @@ def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     text = text_keys(config, DEFAULTS)
     decoder = read_decoder(text, generation, TRAITS)
@@ -129,7 +132,10 @@ def seeing_fields(
 
 
 def _interleaved(sections: tuple[int, int, int]) -> tuple[int, ...]:
-    """Return the axes in turn while rows and columns have angles left; the rest is time's."""
+    """Return the axis of each rotation angle: time, row and column take turns.
+
+    When rows and columns have no angles left, the other angles belong to time.
+    """
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for index in range(axis, min(3 * sections[axis], len(axes)), 3):

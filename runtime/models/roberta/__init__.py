@@ -1,1 +1,1 @@
-"""RoBERTa and XLM-RoBERTa."""
+"""The RoBERTa family: RoBERTa and XLM-RoBERTa."""

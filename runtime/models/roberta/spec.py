@@ -1,4 +1,7 @@
-"""RoBERTa, XLM-RoBERTa: BERT whose positions begin after the padding's. Front-safe: no torch."""
+"""The `config.json` of RoBERTa and XLM-RoBERTa: BERT with shifted positions. Front-safe: no torch.
+
+The position of a text's first token is one more than the id of the padding token.
+"""
 
 from __future__ import annotations
 

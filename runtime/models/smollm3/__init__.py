@@ -1,1 +1,1 @@
-"""SmolLM3."""
+"""The SmolLM3 family."""

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama whose every fourth layer has no positions. Front-safe: no torch."""
+"""SmolLM3's `config.json`: Llama without rotation in every fourth layer. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     if rotates is None:
         interval = config.integer("no_rope_layer_interval", MAX_LAYERS, 4)
         rotates = [int((i + 1) % interval != 0) for i in range(spec.num_layers)]
-    # The key says 1 where a layer does rotate.
+    # In `no_rope_layers`, 1 means that the layer does rotate.
     if not isinstance(rotates, list) or len(rotates) != spec.num_layers:
         raise config.error("no_rope_layers", f"{spec.num_layers} of 0 or 1")
     return replace(spec, unrotated_layers=frozenset(i for i, one in enumerate(rotates) if not one))

@@ -1,1 +1,1 @@
-"""Starcoder 2."""
+"""The Starcoder 2 family."""

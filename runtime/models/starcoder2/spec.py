@@ -1,4 +1,7 @@
-"""Starcoder 2: LayerNorms, biases, and an MLP without a gate. Front-safe: no torch."""
+"""Starcoder 2's `config.json`: LayerNorms, biases, and an MLP without a gate.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     for key, only in (("hidden_act", "gelu_pytorch_tanh"), ("mlp_type", "default")):

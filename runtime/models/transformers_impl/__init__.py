@@ -1,1 +1,1 @@
-"""Decoders without a family here, built by `transformers` and computed with our kernels."""
+"""Decoders without a family of their own: built by `transformers`, computed with our kernels."""

@@ -1,4 +1,4 @@
-"""Reads how `transformers` renames and stacks the tensors of files; our layers do the same."""
+"""Reads how `transformers` renames and stacks a checkpoint's tensors, so that we do the same."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from runtime.models.transformers_impl.traced import refused
 
 @dataclass(frozen=True)
 class Conversions:
-    """Changes that turn the tensors of files into the tensors of a model.
+    """The changes that turn the tensors of a checkpoint into the tensors of a model.
 
     Attributes:
         renames: pairs of a pattern of names in files and its replacement.
-        experts: for the ending of a stacked tensor's name, the endings of the names in files, with
-            `{}` for the expert's number: one ending, or two, for gate and up.
+        experts: for the ending of a stacked tensor's name, the endings of the names in files: one,
+            or two for gate and up. `{}` stands for the expert's number.
     """
 
     renames: list[tuple[str, str]] = field(default_factory=list)
     experts: dict[str, list[str]] = field(default_factory=dict)
 
     def sources(self, name: str) -> list[str]:
-        """Return the names of the tensors that are stacked; empty if files hold the stack."""
+        """Return the names of the file tensors that are stacked to `name`.
+
+        Empty if files hold the stack.
+        """
         for target, sources in self.experts.items():
             if name.endswith(target):
                 stem = name.removesuffix(target)
@@ -31,7 +34,7 @@ class Conversions:
 
 
 def read_conversions(architecture: str, model: Any) -> Conversions:
-    """Return the changes that `transformers` makes to the files of a model.
+    """Return the changes that `transformers` makes to the checkpoint tensors of a model.
 
     Raises:
         StartupError: `transformers` does more than rename tensors and stack experts.

@@ -1,4 +1,4 @@
-"""Describes a model of `transformers`. The front, which has no torch, runs this as a process.
+"""Describes a model of `transformers`, in a process of its own, because the front has no torch.
 
 `python -m runtime.models.transformers_impl.describer` reads a `Question` from its input and writes
 an `Answer` to its output.
@@ -19,12 +19,12 @@ from runtime.models.transformers_impl.description import Answer, Description, Qu
 from runtime.models.transformers_impl.layout import Layout, lay_out
 from runtime.models.transformers_impl.traced import trace
 
-# Beyond every known model; see `runtime.checkpoint.config_keys`.
+# More than any known model has; see `runtime.checkpoint.config_keys`.
 _MAX_POSITIONS = 2**27
 
 
 def describe(architecture: str, values: dict[str, Any]) -> Description:
-    """Build the model on the meta device, and describe it.
+    """Build the model on the meta device, which needs no memory, and describe it.
 
     Args:
         architecture: name of the model's class.
@@ -99,7 +99,7 @@ def _splits(layout: Layout) -> list[tuple[int, str]]:
 
 
 def _as_they_are(layout: Layout) -> list[str]:
-    """Return the kinds of modules that compute and have none of our layers, each once."""
+    """Return the kinds of modules, each once, that none of our layers replaces."""
     found: dict[str, None] = {}
     model = layout.traced.model
     if len(layout.quick) < len(layout.attention):
@@ -114,7 +114,7 @@ def _as_they_are(layout: Layout) -> list[str]:
 
 
 def _num_idle(layout: Layout) -> int:
-    """Return the numbers of the experts that one token does not pass."""
+    """Return the number of expert weights that one token does not use."""
     chosen = getattr(layout.traced.model.config, "num_experts_per_tok", None)
     if not isinstance(chosen, int):
         return 0
@@ -129,8 +129,9 @@ def _last(name: str) -> str:
 
 
 def main() -> None:
-    """Read a question from the input and write the answer to the output."""
-    # Libraries write to standard output as they like; the answer goes where they cannot.
+    """Read a `Question` from standard input and write the `Answer` to standard output."""
+    # Libraries may write to standard output. Their output goes to standard error instead, and the
+    # answer to a copy of the original standard output.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)

@@ -1,6 +1,6 @@
-"""The description of a model of `transformers`, made by a process with torch for one without.
+"""The description of a model of `transformers`, which a process with torch makes for the front.
 
-Front-safe.
+Front-safe: no torch.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from runtime.checkpoint.model_spec import WeightSpec
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of `transformers`.
+    """The description of a model of `transformers`.
 
     Attributes:
         version: version of `transformers`.
-        weights: every tensor of the checkpoint as the model names it, with our layer for each.
+        weights: every tensor of the checkpoint under the model's name for it, with the layer of
+            ours that it fills.
         attention: the attention of each layer.
-        prefix: beginning of names, with a dot, that is missing in checkpoints without a head.
-        renames: pairs of a pattern of names in files and the replacement by `transformers`.
-        aliases: names of tensors that repeat another one, such as a tied head, and of that one.
-        ignored: patterns of tensors that files may have and the model does not need.
-        num_idle: how many elements of all weights a token does not read.
-        has_plan: whether the model says how ranks share it.
-        splits: sizes that ranks must divide.
-        as_they_are: kinds of modules that run as `transformers` has them, which is slower than a
-            family here.
+        prefix: beginning of names, with a dot, that checkpoints without a head lack.
+        renames: pairs of a pattern of names in files and its replacement in `transformers`.
+        aliases: from the names of tensors that repeat another one, such as a tied head, to the name
+            of that one.
+        ignored: patterns of names of tensors that files may have and the model does not need.
+        num_idle: number of elements of all weights that a token does not use.
+        has_plan: whether the model has a plan for tensor parallelism.
+        splits: sizes that the number of ranks must divide, each with its description.
+        as_they_are: kinds of modules that run the code of `transformers`, which is slower than
+            ours.
     """
 
     version: str
@@ -55,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The input of that process: the model's class, and the content of `config.json`."""
+    """The input of the process that describes a model: its class and its `config.json`."""
 
     architecture: str
     values: msgspec.Raw

@@ -1,8 +1,8 @@
-"""Recognises modules of `transformers` that have the code of a known module, under any name.
+"""Recognises modules of `transformers` whose code equals that of a known module.
 
 The models of `transformers` copy one another's code, so most decoders have the blocks of Llama,
-Qwen 3 or Gemma word for word. A block whose code differs in any way is not recognised, and keeps
-running the code of `transformers`.
+Qwen 3 or Gemma word for word, under names of their own. A block whose code differs in any way is
+not recognised, and runs the code of `transformers`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MlpKind = Literal["gated", "packed"]
 
 _NORMS: Mapping[str, NormKind] = {
     "llama:LlamaRMSNorm": "rms",
-    # It rounds once, after the weight.
+    # This norm rounds once, after the multiplication by the weight.
     "olmo2:Olmo2RMSNorm": "rms",
     "gemma3:Gemma3RMSNorm": "zero_centered_rms",
 }
@@ -35,11 +35,11 @@ _MLPS: Mapping[str, MlpKind] = {"llama:LlamaMLP": "gated", "phi3:Phi3MLP": "pack
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """An attention block that is a product for all heads, our rotation, and the output's product.
+    """An attention block that our layers can replace, in the forms that known models have.
 
     Attributes:
         has_norms: whether heads of queries and keys have norms.
-        is_packed: whether the checkpoint stores the products for q, k and v as one.
+        is_packed: whether the checkpoint stores the products for q, k and v as one tensor.
         rotates: whether this layer rotates heads.
     """
 
@@ -48,7 +48,7 @@ class AttentionForm:
     rotates: bool = True
 
 
-# Known blocks, and by which of their attributes a layer rotates.
+# The known blocks, each with a function that says whether a layer of this kind rotates heads.
 _ATTENTIONS: Mapping[str, tuple[AttentionForm, Callable[[Any], bool]]] = {
     "llama:LlamaAttention": (AttentionForm(), lambda _: True),
     "qwen3:Qwen3Attention": (AttentionForm(has_norms=True), lambda _: True),
@@ -61,7 +61,7 @@ _ATTENTIONS: Mapping[str, tuple[AttentionForm, Callable[[Any], bool]]] = {
         lambda block: block.sliding_window is None or bool(block.is_sliding),
     ),
 }
-# Our place of each norm of a layer.
+# The known layers, each with its norms by their place in our layers.
 _LAYERS: Mapping[str, Mapping[str, str]] = {
     "llama:LlamaDecoderLayer": {
         "input_norm": "input_layernorm",
@@ -78,26 +78,29 @@ _LAYERS: Mapping[str, Mapping[str, str]] = {
         "mlp_output_norm": "post_feedforward_layernorm",
     },
 }
-# Calls whose arguments are known otherwise.
+# Calls whose arguments are not compared: they are found by following a step.
 _CALLS_OF_ATTENTION = {"attention_interface", "self_attn"}
-# Functions of a module's file that an attention block calls.
+# Functions that an attention block calls, in the module's file.
 _ROTATION = ("apply_rotary_pos_emb", "rotate_half")
 
 
 def norm_kind(module: nn.Module) -> NormKind | None:
-    """Return the kind of norm that a module is, if Headrace has this norm."""
+    """Return the kind of norm that `module` computes.
+
+    `None` if Headrace does not have this norm.
+    """
     if type(module) is nn.LayerNorm:
         return "layer" if module.elementwise_affine else None
     return _found(module, _NORMS)
 
 
 def mlp_kind(module: nn.Module) -> MlpKind | None:
-    """Return the kind of gated feed-forward block that a module is, if Headrace has it."""
+    """Return the kind of gated feed-forward block that `module` is; `None` for another module."""
     return None if gate_activation(module) is None else _found(module, _MLPS)
 
 
 def gate_activation(module: nn.Module) -> Activation | None:
-    """Return the activation of a block's gate, if there is a kernel for it."""
+    """Return the activation of a block's gate; `None` if there is no kernel for it."""
     from transformers.activations import ACT2FN
 
     act: Any = getattr(module, "act_fn", getattr(module, "activation_fn", None))
@@ -109,14 +112,17 @@ def gate_activation(module: nn.Module) -> Activation | None:
 
 
 def has_plain_gate(experts: Any) -> bool:
-    """Whether experts multiply their input by the activation of a gate and do nothing else."""
+    """Whether experts compute `activation(gate) * up` and nothing else between their products."""
     from transformers.integrations.moe import _default_apply_gate
 
     return type(experts)._apply_gate is _default_apply_gate and gate_activation(experts) is not None
 
 
 def attention_form(attention: nn.Module) -> AttentionForm | None:
-    """Return the form of a block whose heads rotate as Llama's; `None` for another block."""
+    """Return the form of an attention block that rotates heads as Llama does.
+
+    `None` for another.
+    """
     found = _found(attention, _ATTENTIONS)
     if found is None:
         return None
@@ -129,12 +135,15 @@ def attention_form(attention: nn.Module) -> AttentionForm | None:
 
 
 def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
-    """Return the norms by place, if the layer adds to a residual stream as Headrace's layers do."""
+    """Return a layer's norms by their places; `None` if the layer differs from our layers.
+
+    Our layers add the results of attention and MLP to a residual stream.
+    """
     return _found(layer, _LAYERS)
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Whether logits are the head's product and nothing else."""
+    """Whether logits are the head's product and nothing else, such as a cap, follows."""
     return _same(_class_of(model), "llama:LlamaForCausalLM")
 
 
@@ -161,14 +170,14 @@ def _module(family: str) -> Any:
 
 @cache
 def _forward(kind: Any) -> str:
-    """Return the code of a module's `forward`, and of its class's helper `_norm`."""
+    """Return the code of a module class's `forward`, and of its helper `_norm` if it has one."""
     helper = getattr(kind, "_norm", None)
     return _body(kind.forward) + ("" if helper is None else _body(helper))
 
 
 @cache
 def _body(function: Callable[..., Any]) -> str:
-    """Return a function's code without its documentation, types and names of parameters' types."""
+    """Return a function's code without its docstring, and without types and their names."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.FunctionDef)
@@ -180,15 +189,15 @@ def _body(function: Callable[..., Any]) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """Drops what does not change a result here."""
+    """Removes the parts of code that do not change a result here."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """Drop types."""
+        """Remove the annotation of an assignment."""
         assert node.value is not None
         return ast.Assign(targets=[node.target], value=self.visit(node.value))
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Drop arguments of calls of attention."""
+        """Remove the arguments of calls of attention."""
         self.generic_visit(node)
         function = node.func
         name = getattr(function, "attr", getattr(function, "id", ""))

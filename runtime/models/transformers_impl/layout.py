@@ -1,4 +1,4 @@
-"""The parts of a traced model that our layers compute, and the tensors of each part."""
+"""The parts of a traced model that our layers replace, and the tensors of each part."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from runtime.models.transformers_impl.forms import (
 )
 from runtime.models.transformers_impl.traced import AttentionCall, Traced, refused
 
-# How ranks share a product: all of it, rows of the weight, heads, columns, rows of two stacked
-# blocks, or rows that are gathered.
+# How ranks share a product. `whole`: each rank has all of it. `column`: rows of the weight.
+# `heads`: whole heads. `row`: columns of the weight. `packed`: rows of each of two stacked blocks.
+# `head`: rows whose results are gathered.
 Style = Literal["whole", "column", "heads", "row", "packed", "head"]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A product of `nn.Linear`.
+    """A matrix product, an `nn.Linear` of the model.
 
     Attributes:
         name: name of the module.
-        num_heads: number of heads if the product is split by heads; ranks may share a head.
+        style: how ranks share the product.
+        num_heads: number of heads if the product is split by heads. Ranks may share a head.
     """
 
     name: str
@@ -47,10 +49,11 @@ class Projection:
 
 @dataclass(frozen=True)
 class Fused:
-    """Several products of one input that are computed as one, `qkv_proj` or `gate_up_proj`.
+    """Several products of one input that are computed as one: `qkv_proj` or `gate_up_proj`.
 
     Attributes:
         name: name of the module that has these products.
+        target: name of the fused product.
         parts: the products by shard.
     """
 
@@ -61,11 +64,11 @@ class Fused:
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """The experts of a layer.
+    """The sizes of a layer's experts, and the names of their tensors.
 
     Attributes:
         name: name of the module.
-        gate, up, down: names of the tensors in files, with `{}` for the expert's number.
+        gate, up, down: names of the tensors in files. `{}` stands for the expert's number.
     """
 
     name: str
@@ -77,7 +80,7 @@ class StackedExperts:
     down: str
 
     def weights(self) -> Iterator[WeightSpec]:
-        """Yield the tensors of all experts."""
+        """Yield the specs of the tensors of all experts."""
         tall, wide = (self.inner_size, self.hidden_size), (self.hidden_size, self.inner_size)
         for expert in range(self.num_experts):
             for shard, source in (("gate", self.gate), ("up", self.up)):
@@ -88,7 +91,7 @@ class StackedExperts:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of a kind that Headrace has."""
+    """A norm of the model, of a kind that Headrace also has."""
 
     name: str
     size: int
@@ -99,21 +102,21 @@ class Norm:
 
 @dataclass
 class Layout:
-    """The parts of a model that have our layers; everything else runs as `transformers` has it.
+    """The parts of a model that our layers replace; all other modules run their own code.
 
     Attributes:
         traced: the model, on the meta device.
         attention: the attention of each layer.
         split: names of the attention modules whose heads are split among ranks.
-        quick: by name, the forms of the attention modules that have a known form.
-        mlps: by name, the gated blocks whose gate and up products are computed as one: whether the
-            checkpoint stores them as one.
-        stream_norms: names of each layer's norms by their places in our layers, if all layers add
-            to a stream as ours do; `None` otherwise.
-        embedding: name of the module that looks up tokens.
-        head: name of the module that scores the vocabulary.
-        is_tied: whether these two have the same matrix.
-        other: names and shapes of the tensors that stay with their modules.
+        quick: the forms of the attention modules that have a known form, by name.
+        mlps: the gated blocks whose gate and up products are computed as one, by name, each with
+            whether the checkpoint stores the two as one tensor.
+        stream_norms: names of each layer's norms by their places in our layers; `None` unless all
+            layers add to a residual stream as our layers do.
+        embedding: name of the embedding module.
+        head: name of the module that gives logits.
+        is_tied: whether the embedding and the head share a matrix.
+        other: names and shapes of the tensors of modules that our layers do not replace.
     """
 
     traced: Traced
@@ -133,7 +136,7 @@ class Layout:
     other: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def weights(self) -> Iterator[WeightSpec]:
-        """Yield every tensor of the checkpoint, in the order of the model."""
+        """Yield the spec of every tensor of the checkpoint, in the order of the model."""
         targets: dict[str, tuple[str, str]] = {}
         for fused in self.fused:
             for shard, part in fused.parts.items():
@@ -158,13 +161,17 @@ class Layout:
         if kind == "bias":
             return "bias"
         if name in self.other:
-            # A method of quantization does not reach what it would not multiply.
+            # Quantization methods skip tensors that our kernels do not multiply.
             return "norm" if "norm" in module else "other"
         return "matrix"
 
 
 def lay_out(traced: Traced) -> Layout:
-    """Decide which parts of a model are computed by our layers."""
+    """Decide which parts of a traced model our layers replace.
+
+    Raises:
+        StartupError: experts or conversions of weights are not supported.
+    """
     model = traced.model
     architecture = type(model).__name__
     layout = Layout(traced, conversions=read_conversions(architecture, model))
@@ -193,7 +200,7 @@ def lay_out(traced: Traced) -> Layout:
 
 
 class _Plan:
-    """The model's own plan for ranks: a style for each name of a module, with `*` for numbers."""
+    """The model's own plan for tensor parallelism: a style per module, `*` for numbers in names."""
 
     def __init__(self, model: Any) -> None:
         prefix = model.base_model_prefix
@@ -201,12 +208,12 @@ class _Plan:
         self.styles = {f"{prefix}.{name}": style for name, style in plan.items()}
 
     def style(self, name: str) -> str:
-        """Return the style of a module; empty if the plan has none."""
+        """Return the style of the module `name`; empty if the plan has none."""
         return self.styles.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "")
 
 
 def _lay_out_attention(layout: Layout, plan: _Plan, call: AttentionCall) -> None:
-    """Decide how ranks share a layer's heads, and whether it has our form."""
+    """Decide how ranks share a layer's heads, and whether our attention replaces the module."""
     attention = layout.traced.model.get_submodule(call.module)
     linears = {
         name: module for name, module in attention.named_modules() if type(module) is nn.Linear
@@ -250,7 +257,7 @@ def _lay_out_attention(layout: Layout, plan: _Plan, call: AttentionCall) -> None
 def _is_quick(
     form: AttentionForm, call: AttentionCall, attention: Any, linears: Mapping[str, Any]
 ) -> bool:
-    """Whether a block of a known form has sizes that our kernels have, and nothing more."""
+    """Whether our kernels support the sizes of a block of a known form."""
     if form.rotates and (call.rotary is None or call.rotary.width != call.head_dim):
         return False
     if call.value_dim != call.head_dim or call.sinks or call.head_dim % 2:
@@ -294,7 +301,7 @@ def _lay_out_module(layout: Layout, plan: _Plan, name: str, module: nn.Module) -
 def _style(
     layout: Layout, plan: _Plan, name: str, owner: AttentionCall | None
 ) -> tuple[Style, int]:
-    """Return how ranks share a product that is not fused, and its heads if it is split by heads."""
+    """Return how ranks share a product that is not fused, and the heads if it is split by heads."""
     style = plan.style(name)
     if owner is not None and owner.module not in layout.split:
         return "whole", 0
@@ -329,10 +336,10 @@ def _lay_out_mlp(layout: Layout, plan: _Plan, name: str, module: Any, packed: bo
 
 
 def _lay_out_experts(layout: Layout, architecture: str, name: str, module: Any) -> None:
-    """Take over the experts of a layer.
+    """Let our layers compute a layer's experts.
 
     Raises:
-        StartupError: they have something that our kernels have not.
+        StartupError: our kernels do not support the experts.
     """
     is_plain = (
         module.has_gate
@@ -351,7 +358,7 @@ def _lay_out_experts(layout: Layout, architecture: str, name: str, module: Any) 
 
 
 def _lay_out_stream(layout: Layout) -> None:
-    """Find out whether all layers add to one stream, whose sums our norms can take along."""
+    """Find out whether all layers add to one residual stream, which our norms could update."""
     traced = layout.traced
     places = [layer_norms(traced.model.get_submodule(name)) for name in traced.layers]
     first = places[0]
@@ -368,7 +375,7 @@ def _projection(name: str, linear: Any, style: Style, num_heads: int = 0) -> Pro
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a checkpoint holds: parameters, and buffers that are not computed."""
+    """Yield the tensors that a checkpoint holds: parameters, and buffers that are not computed."""
     yield from model.named_parameters(remove_duplicate=False)
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""A model of `transformers` in which our layers replace the modules that we know."""
+"""A model of `transformers` in which our layers replace the modules that we recognise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdaptedForCausalLM(CausalLM):
-    """Runs the code of `transformers` between our layers."""
+    """A decoder that runs the code of `transformers`, with our layers in place of known modules."""
 
     spec: AdaptedSpec
 
@@ -75,7 +75,7 @@ class AdaptedForCausalLM(CausalLM):
         self._head = cast("Head", model.get_submodule(layout.head))
         self._is_plain_head = has_plain_head(model)
         self._selects_tokens = layout.stream_norms is not None
-        # Logits are what the class makes of given vectors.
+        # The model's own class computes logits from vectors that this module passes to it.
         model.set_submodule(base, Given())
         self._model = model
         if context.tp_rank == 0:
@@ -108,7 +108,7 @@ class AdaptedForCausalLM(CausalLM):
 
 
 class _Assembly:
-    """Replaces modules, and gives memory to the rest."""
+    """Replaces a model's modules by our layers, and allocates memory for the other modules."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class _Assembly:
         self._place(experts.name, ChosenExperts(made, activation, reduce))
 
     def _place_ends(self) -> None:
-        """Place the embedding and the head."""
+        """Replace the embedding and the head."""
         layout, context, model = self.layout, self.context, self.model
         lookup, head = model.get_submodule(layout.embedding), model.get_submodule(layout.head)
         vocab_size, hidden_size = lookup.weight.shape
@@ -310,7 +310,7 @@ class _Assembly:
                 StreamLayer(layer.self_attn, layer.mlp, norms, self.step, is_last=is_last)
             )
         if traced.can_be_one and len(self.layout.quick) == len(layers):
-            # One call for all of them: nothing else tells the model's own code how many there are.
+            # One module for all layers, so that the model's own loop makes one call.
             among = traced.layers[0].rpartition(".")[0]
             self._place(among, nn.ModuleList([StreamLayers(layers)]))
         else:
@@ -320,7 +320,11 @@ class _Assembly:
         self._place(traced.norm, StreamNorm(last, self.step))
 
     def _materialize_buffers(self) -> None:
-        """Compute the buffers that checkpoints omit, as `transformers` does for a `meta` model."""
+        """Compute the buffers that checkpoints omit, with the model's own `_init_weights`.
+
+        Raises:
+            StartupError: the model's code does not compute a buffer.
+        """
         model, device = self.model, self.context.device
         for parameter in model.parameters():
             parameter._is_hf_initialized = True
@@ -349,9 +353,10 @@ class _Assembly:
                 module._buffers[each] = module._buffers[each].to(device)
 
     def _fix_rotation(self, module: Any) -> None:
-        """Choose the factors of frequencies by the longest sequence that is served.
+        """Choose LongRoPE's factors by the longest sequence that is served.
 
-        `transformers` chooses them by the step's longest sequence: cached keys would go stale.
+        `transformers` chooses them by the longest sequence of a step, which would invalidate cached
+        keys.
         """
         if getattr(module, "rope_type", None) != "longrope":
             return
@@ -364,11 +369,11 @@ class _Assembly:
         module.inv_freq = frequencies
 
     def _rotary_tables(self) -> dict[Rotary, Tensor]:
-        """Return the cosines and sines of every position, as our kernels read them."""
+        """Return the table of cosines and sines of each rotary module, as our kernels read it."""
         context = self.context
         count = context.max_positions or self.owner.spec.context_len
         positions = torch.arange(count, device=context.device).unsqueeze(0)
-        # Only its type matters: the tables are in float32 for models of any type.
+        # Only the dtype of this tensor is used: tables are float32 for models of any dtype.
         like = torch.zeros(1, dtype=torch.float32, device=context.device)
         tables: dict[Rotary, Tensor] = {}
         for call in self.layout.traced.calls:

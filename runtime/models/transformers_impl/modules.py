@@ -1,6 +1,6 @@
-"""Headrace's layers that replace modules of `transformers`, called with a batch of one.
+"""Our layers that replace modules of `transformers`, which calls them with a batch of one.
 
-Their tensors are `[1, num_tokens, ...]`: the step's tokens of all sequences, flattened.
+Their tensors are `[1, num_tokens, ...]`: the step's tokens of all sequences, concatenated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from runtime.models.layers.parameter import Parameter, WeightHolder
 
 
 class Step:
-    """State that the modules of a model share while a step is computed.
+    """The state of the current step, which the model's modules share.
 
     Attributes:
         batch: the step.
-        pending: `[num_tokens, hidden_size]`, the output that the stream still lacks; see
-            `add_normed`.
+        pending: `[num_tokens, hidden_size]`, a layer's output that is not yet added to the residual
+            stream; see `add_normed`.
     """
 
     __slots__ = ("batch", "pending")
@@ -39,10 +39,10 @@ class Step:
 
 
 class Tensors(WeightHolder):
-    """The tensors of a module that keeps its own code."""
+    """The tensors of a module that is not replaced."""
 
     def __init__(self, module: nn.Module, parameters: Mapping[str, Parameter]) -> None:
-        """Give the module the memory of `parameters`, by the names of its tensors."""
+        """Allocate `parameters` and set them as the module's tensors of the same names."""
         self._parameters = dict(parameters)
         for name, parameter in self._parameters.items():
             tensor = parameter.allocate()
@@ -55,16 +55,16 @@ class Tensors(WeightHolder):
         yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
-        """Nothing to do: the module reads the tensors where they were filled."""
+        """Do nothing: the module reads the tensors in the memory that the loader filled."""
 
     def discard(self) -> None:
-        """Nothing to do: each tensor is filled at once."""
+        """Do nothing: the loader fills each tensor in one go and leaves no partial state."""
 
     def plain(self, name: str) -> Tensor:
         return self._parameters[name].allocate()
 
     def release(self) -> None:
-        """Nothing to do: the module keeps its tensors."""
+        """Do nothing: the module keeps its tensors."""
 
     @property
     def size_bytes(self) -> int:
@@ -72,7 +72,7 @@ class Tensors(WeightHolder):
 
 
 class Product(nn.Module):
-    """A linear layer."""
+    """Replaces an `nn.Linear` by our linear layer."""
 
     def __init__(self, linear: Linear) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Product(nn.Module):
 
 
 class Lookup(nn.Module):
-    """The embedding of tokens."""
+    """Replaces an `nn.Embedding` by our embedding."""
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
@@ -95,7 +95,10 @@ class Lookup(nn.Module):
 
 
 class ScaledLookup(nn.Module):
-    """An embedding module that does more than look up rows; it reads our matrix."""
+    """An embedding module that does more than look up rows, such as scaling.
+
+    It reads our matrix.
+    """
 
     def __init__(self, embedding: Embedding, module: nn.Module) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ class ScaledLookup(nn.Module):
 
 
 class Head(nn.Module):
-    """The product that scores the vocabulary; ranks may each have some rows."""
+    """Replaces the head that gives logits. If each rank has some rows, the logits are gathered."""
 
     def __init__(
         self, product: Callable[[], Callable[[Tensor], Tensor]], gather: Callable[..., Any] | None
@@ -126,14 +129,14 @@ class Head(nn.Module):
         return self.score(_flat(hidden)).view(*hidden.shape[:-1], -1)
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Return logits, `[n, vocab_size]`, for `[n, hidden_size]`."""
+        """Return the logits, `[n, vocab_size]`, for hidden states `[n, hidden_size]`."""
         logits = self._product()(hidden)
         gathered: Tensor = logits if self._gather is None else self._gather(logits)
         return gathered
 
 
 class Normed(nn.Module):
-    """A norm of the last dimension."""
+    """Replaces a norm module by our norm over the last dimension."""
 
     def __init__(self, norm: RMSNorm | LayerNorm) -> None:
         super().__init__()
@@ -144,14 +147,14 @@ class Normed(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """A feed-forward block whose gate and input are one product."""
+    """Replaces a gated feed-forward block; the gate and up products are computed as one."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
         super().__init__()
         self.gate_up, self.down, self.activation = gate_up, down, activation
 
     def run(self, x: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Compute the block: `[num_tokens, hidden_size]` to a new tensor of the same shape."""
         return self.down.apply(self.gate_up.gated(x, self.activation))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,7 +162,10 @@ class GatedMlp(nn.Module):
 
 
 class ChosenExperts(nn.Module):
-    """The experts of a layer; the model's own code chooses them."""
+    """Replaces the experts of a layer.
+
+    The model's own router chooses them and passes its choice.
+    """
 
     def __init__(
         self, experts: Experts, activation: Activation, reduce: Callable[[Tensor], Tensor] | None
@@ -174,7 +180,7 @@ class ChosenExperts(nn.Module):
 
 
 class QuickAttention(nn.Module):
-    """Attention with one product for all heads, and our rotation."""
+    """Replaces an attention block: fused q/k/v product, our rotation, the attention back end."""
 
     def __init__(self, qkv: Linear, output: Linear, layer: AttentionLayer, step: Step) -> None:
         super().__init__()
@@ -191,7 +197,10 @@ class QuickAttention(nn.Module):
 
 
 class CalledAttention:
-    """The function that the attention interface of `transformers` calls for one layer."""
+    """Our function for one layer in the attention interface of `transformers`.
+
+    The layer's own code makes the heads and calls the function.
+    """
 
     def __init__(
         self, layer: AttentionLayer, step: Step, sinks: Callable[[], Tensor | None]
@@ -201,7 +210,7 @@ class CalledAttention:
     def __call__(
         self, _module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *_options: Any
     ) -> tuple[Tensor, None]:
-        """Write and attend.
+        """Write keys and values to the pages, and attend.
 
         Args:
             q: `[1, num_heads, num_tokens, head_dim]`.
@@ -209,7 +218,7 @@ class CalledAttention:
             v: `[1, num_kv_heads, num_tokens, value_dim]`.
 
         Returns:
-            `[1, num_tokens, num_heads, value_dim]`, and no weights.
+            `[1, num_tokens, num_heads, value_dim]`, and `None` in place of attention weights.
         """
         layer, batch = self.layer, self.step.batch
         by_token = [_rows(each[0].transpose(0, 1)) for each in (k, v)]
@@ -223,11 +232,11 @@ class CalledAttention:
 
 
 class StreamLayer:
-    """A layer that adds to the stream: each norm also computes the addition before it.
+    """A layer that adds to a residual stream; each norm also does the addition before it.
 
-    Between layers the stream lacks the last block's output, `Step.pending`. The class is no
-    `nn.Module`: `__call__` and `__getattr__` of modules cost more than the arithmetic of a small
-    model's decode step.
+    Between layers, the last block's output is in `Step.pending` and not yet in the stream. The
+    class is not an `nn.Module`: `__call__` and `__getattr__` of modules cost more than the
+    arithmetic of a small model's decode step.
     """
 
     __slots__ = (
@@ -263,15 +272,16 @@ class StreamLayer:
         """Compute the layer.
 
         Args:
-            residual: the stream, `[num_tokens, hidden_size]`, changed in place.
-            options: further arguments of the model's own attention, besides the vectors.
+            residual: the residual stream, `[num_tokens, hidden_size]`, changed in place.
+            options: further arguments of the model's own attention.
 
         Returns:
-            The stream; after the last layer, only the rows of tokens whose output is read.
+            The residual stream. After the last layer it has only the rows of tokens whose output is
+            read.
         """
         step, quick = self.step, self.quick
         normed = add_normed(step.pending, residual, self.input_norm)
-        # Of other tokens the last layer needs no more than keys and values.
+        # The last layer computes only keys and values for tokens whose output is not read.
         wanted = step.batch.logits_indices if self.is_last else None
         if quick is not None:
             attended = quick.attend(normed)
@@ -296,7 +306,7 @@ class StreamLayer:
 
 
 class StreamLayers(nn.Module):
-    """One or more layers that add to a stream, in the place of one module."""
+    """One or more layers that add to the residual stream, in place of one module."""
 
     def __init__(self, layers: Sequence[StreamLayer]) -> None:
         super().__init__()
@@ -310,7 +320,7 @@ class StreamLayers(nn.Module):
 
 
 class StreamNorm(nn.Module):
-    """The norm after the last layer."""
+    """Replaces the norm after the last layer; it also adds the last layer's output."""
 
     def __init__(self, norm: RMSNorm | LayerNorm, step: Step) -> None:
         super().__init__()
@@ -325,14 +335,14 @@ class StreamNorm(nn.Module):
 
 
 class NoRotation(nn.Module):
-    """Takes the place of a rotary module whose result is unused."""
+    """Replaces a rotary module whose result no layer uses."""
 
     def forward(self, *_args: Any, **_kwargs: Any) -> tuple[None, None]:
         return None, None
 
 
 class _Vectors:
-    """An output of a model without its head that has nothing but vectors."""
+    """The output of a model without its head; attributes other than the vectors are `None`."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -345,7 +355,7 @@ class _Vectors:
 
 
 class Given(nn.Module):
-    """Takes the place of the model without its head: returns the vectors that it is given."""
+    """Replaces the model without its head: returns the vectors that it gets as `inputs_embeds`."""
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> _Vectors:
         return _Vectors(inputs_embeds)
@@ -357,7 +367,7 @@ def _without_batch(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Return `[num_tokens, size]` of `[..., size]`, contiguous as our kernels need it."""
+    """Reshape `[..., size]` to `[num_tokens, size]`, contiguous as our kernels need it."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -366,5 +376,5 @@ def _rows(heads: Tensor) -> Tensor:
 
 
 def is_on_meta(tensor: Tensor) -> bool:
-    """Whether a tensor is on the meta device, where it has no memory."""
+    """Whether a tensor is on the meta device, where tensors have no memory."""
     return tensor.device == torch.device("meta")

@@ -1,7 +1,7 @@
-"""The spec of a model that `transformers` builds, from a description of it. Front-safe: no torch.
+"""The spec of a model that `transformers` builds, made from a description. Front-safe: no torch.
 
 The front starts a process in which `transformers` builds the model on the meta device and describes
-it. A process that has imported torch already describes the model itself.
+it. A process that has already imported torch describes the model itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AdaptedSpec(ModelSpec):
 
     @cached_property
     def layer_states(self) -> Sequence[LayerState]:
-        """See `ModelSpec`."""
+        """Return the state that each layer keeps between steps; see `ModelSpec`."""
         return tuple(each.state for each in self.described.attention)
 
     @cached_property
@@ -61,7 +61,10 @@ class AdaptedSpec(ModelSpec):
         return frozenset(weight.name for weight in self.described.weights)
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: old files have old names, and files without a head lack the prefix."""
+        """Return the model's name for a checkpoint tensor; see `ModelSpec`.
+
+        Old files have old names, and names in files without a head lack a prefix.
+        """
         renamed = name
         for pattern, target in self.described.renames:
             renamed = re.sub(pattern, target, renamed)
@@ -73,28 +76,28 @@ class AdaptedSpec(ModelSpec):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """See `ModelSpec`."""
+        """Return the names of tensors that repeat another tensor; see `ModelSpec`."""
         return self.described.aliases
 
     def untied(self) -> AdaptedSpec:
-        """See `ModelSpec`."""
+        """Return this spec with a head of its own instead of the embeddings; see `ModelSpec`."""
         values = {**self.values, "tie_word_embeddings": False}
         described = _ask(self.architecture, values)
         return replace(self, described=described, values=values, has_own_head=True)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed; see `ModelSpec`."""
         if super().is_ignored(name):
             return True
         return any(re.search(pattern, f".{name}") for pattern in self.described.ignored)
 
     @property
     def num_active_parameters(self) -> int:
-        """See `ModelSpec`."""
+        """Number of weights that one token uses; see `ModelSpec`."""
         return self.num_parameters - self.described.num_idle
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec`."""
+        """Refuse options that this model cannot be served with; see `ModelSpec`."""
         if tp_size > 1 and not self.described.has_plan:
             raise StartupError(
                 f"--tp-size {tp_size}: {self.architecture} has no plan for ranks in transformers; "
@@ -107,14 +110,14 @@ class AdaptedSpec(ModelSpec):
             )
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
-        """See `ModelSpec`."""
+        """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         parts = [what for each in self.described.attention for what in each.uneven_parts(tp_size)]
         parts += [what for size, what in self.described.splits if size % tp_size]
         return list(dict.fromkeys(parts))
 
 
 def read(config: Keys, generation: Keys) -> AdaptedSpec:
-    """Describe the model of a `config.json`.
+    """Describe the model of a `config.json` and return its spec.
 
     Raises:
         StartupError: `transformers` does not know the model, or it cannot be served; the message is
@@ -142,7 +145,7 @@ def read(config: Keys, generation: Keys) -> AdaptedSpec:
 
 @cache
 def known_architectures() -> frozenset[str]:
-    """Return the decoders of the installed `transformers`, read from its source files."""
+    """Return the names of the decoders in the installed `transformers`, from its source files."""
     package = find_spec("transformers")
     if package is None or package.origin is None:
         return frozenset()

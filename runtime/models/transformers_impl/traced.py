@@ -1,8 +1,8 @@
-"""Builds a model of `transformers` on the meta device, and follows one step through its modules.
+"""Builds a model of `transformers` on the meta device, and records one step through its modules.
 
-In general `config.json` does not tell what attention a layer computes, because each model has keys
-of its own. The calls of the attention interface during one forward pass tell it. On the meta device
-tensors take no memory.
+`config.json` alone does not describe a layer's attention, because each model has keys of its own.
+The calls of the attention interface during one forward pass describe it. Tensors on the meta device
+take no memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from runtime.errors import StartupError
 
-# Names under which the attention interface knows us: in steps, and while a step is followed.
+# The names of our functions in the attention interface: while serving, and while tracing a step.
 SERVING, TRACING = "headrace", "headrace_trace"
 _NUM_TOKENS = 3
 # Rotations whose frequencies depend on the longest sequence of a step.
 CHANGING_ROTATIONS = ("dynamic", "longrope")
-# What calls of the interface may bring besides their tensors without a change of the result.
+# Arguments of a call of the interface that do not change its result.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "output_attentions", "is_causal"}
 _NO_INTERFACE = "it does not use the attention interface of transformers"
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -31,12 +31,12 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class Rotary:
-    """A module that makes cosines and sines.
+    """A module that computes cosines and sines of positions.
 
     Attributes:
         module: name of the module.
         options: arguments of the module besides the positions, such as a type of layer.
-        width: elements of the cosines of a token.
+        width: number of cosines per token.
     """
 
     module: str
@@ -51,9 +51,11 @@ class AttentionCall:
     Attributes:
         module: name of the calling module.
         num_heads, num_kv_heads, head_dim, value_dim: sizes over all ranks together.
-        window: keys that a query sees, including its own; `None` for all.
-        sinks: name of the module's parameter with a score for each head; empty for none.
-        rotary: the rotary module whose result the caller got, if it got one.
+        window: most keys that a query sees, including its own; `None` for all.
+        sinks: name of the module's parameter with a sink score for each head; empty if it has no
+            sinks.
+        rotary: the rotary module whose result the calling module received; `None` if it received
+            none.
     """
 
     module: str
@@ -70,16 +72,16 @@ class AttentionCall:
 
 @dataclass
 class Traced:
-    """A model on the meta device, and what one step of the model did.
+    """A model on the meta device, and the record of one step.
 
     Attributes:
         model: the model, with its parameters on the meta device.
         calls: calls of the attention interface, in order.
         layers: names of the layers that made these calls, in the same order.
-        is_chain: whether each layer's input is the tensor that the layer before returned.
+        is_chain: whether each layer's input is the tensor that the previous layer returned.
         can_be_one: whether the model's code also runs with a single layer.
-        norm: name of the module that got the last layer's output; empty if the model did something
-            else with it.
+        norm: name of the module whose input is the last layer's output; empty if there is no such
+            module.
     """
 
     model: Any
@@ -91,15 +93,15 @@ class Traced:
 
 
 def trace(architecture: str, values: dict[str, Any]) -> Traced:
-    """Build the model and follow a step.
+    """Build the model on the meta device and record one step.
 
     Args:
         architecture: name of the model's class.
         values: the content of `config.json`.
 
     Raises:
-        StartupError: `transformers` does not know the model, or the model has something that cannot
-            be served; one line says which.
+        StartupError: `transformers` does not know the model, or a part of it cannot be served; one
+            line says which.
     """
     return _Trace(architecture, build_on_meta(architecture, values)).run()
 
@@ -148,30 +150,30 @@ def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
     model.eval()
     for module in model.modules():
         if getattr(module, "rope_type", None) in CHANGING_ROTATIONS:
-            # It would read the longest position of a step, and change frequencies by it.
+            # The decorated `forward` would change frequencies by the longest position of a step.
             plain: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
             module.forward = plain.__get__(module)
-        # It reads token ids on the host.
+        # This check would read token ids on the host.
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = _nothing
     return model
 
 
 class _Watched(Tensor):
-    """Notes whether a model reads the positions that it is given."""
+    """A tensor of positions that counts how often the model's code uses it."""
 
     num_uses = 0
 
     @classmethod
     def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count a use; the result is a plain tensor."""
+        """Count the use; the result is a plain tensor."""
         cls.num_uses += 1
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
 class _Trace:
-    """Traces one step of the model."""
+    """Records one step of a model."""
 
     def __init__(self, architecture: str, model: Any) -> None:
         self.architecture = architecture
@@ -180,7 +182,7 @@ class _Trace:
             module: name for name, module in model.named_modules(remove_duplicate=True)
         }
         self.windows: dict[int, int | None] = {}
-        # Keeps tensors alive, whose ids are keys.
+        # References that keep tensors alive, because their ids are keys.
         self.kept: list[Any] = []
         self.rotaries: dict[int, Rotary] = {}
         self.got_rotary: dict[str, Rotary] = {}
@@ -195,12 +197,12 @@ class _Trace:
         if not _Watched.num_uses:
             raise self.refused("it counts positions itself")
         self._try_one_layer()
-        # From here on, masks are not made: the kernels know which keys a query sees.
+        # From here on the model makes no masks: our kernels know which keys a query sees.
         model.config._attn_implementation = SERVING
         return self.found
 
     def _step(self) -> None:
-        """Follow a step."""
+        """Run one step on the meta device with hooks that record it."""
         tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
         positions = torch.zeros_like(tokens).as_subclass(_Watched)
         _Watched.num_uses = 0
@@ -378,7 +380,7 @@ class _Trace:
         return output[0] if isinstance(output, tuple) else output
 
 
-# Masks are made by functions that know nothing of a model: the step that is followed now.
+# The functions that make masks get no reference to the model, so they find the trace here.
 _MASKS: list[Callable[[int | None, Tensor], Tensor]] = []
 
 
@@ -390,18 +392,18 @@ def _attend(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function in the attention interface of `transformers`.
+    """Attend as a function of the attention interface of `transformers`.
 
     Args:
         module: the attention of one layer.
         query: `[1, num_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`.
         value: `[1, num_kv_heads, num_tokens, value_dim]`.
-        attention_mask: `None`, except while a step is followed.
+        attention_mask: `None`, except while a step is traced.
         options: scale, window and others.
 
     Returns:
-        `[1, num_tokens, num_heads, value_dim]`, and no weights.
+        `[1, num_tokens, num_heads, value_dim]`, and `None` in place of attention weights.
     """
     attend: Any = module.headrace_attend
     result: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, options)
@@ -409,20 +411,20 @@ def _attend(
 
 
 def _through_experts(_experts: nn.Module, hidden: Tensor, *_chosen: Any, **_kwargs: Any) -> Tensor:
-    """The function in the experts interface, while a step is followed; then they are replaced."""
+    """Return the shape of experts' results while tracing; later our experts replace the module."""
     return torch.empty_like(hidden)
 
 
 def _mask(
     batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, **_others: Any
 ) -> Tensor:
-    """The function in the mask interface, while a step is followed."""
+    """Make a mask without content while tracing, and note its window."""
     mask = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
     return _MASKS[-1](local_size, mask)
 
 
 def _layer_of(model: nn.Module, name: str) -> str:
-    """Return the entry of a module list that `name` is in; empty if it is in none."""
+    """Return the entry of a module list that contains `name`; empty if no list contains it."""
     parts = name.split(".")
     for length in range(1, len(parts)):
         if isinstance(model.get_submodule(".".join(parts[:length])), nn.ModuleList):
@@ -440,7 +442,7 @@ def _parameter_name(module: nn.Module, tensor: Tensor | None) -> str:
 
 
 def refused(architecture: str, why: str) -> StartupError:
-    """Return the line that refuses a model."""
+    """Return the error that refuses a model, with the reason `why`."""
     return StartupError(f"{architecture} cannot be served by --model-impl transformers: {why}.")
 
 

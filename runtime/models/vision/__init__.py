@@ -1,1 +1,1 @@
-"""The common code of models that take images: towers, their configuration, images' positions."""
+"""The common code of models that take images: vision towers, their settings, rotary positions."""

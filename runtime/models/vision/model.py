@@ -16,16 +16,16 @@ from runtime.models.vision.tower import Tower
 
 
 class SeeingDecoder(DecoderForCausalLM):
-    """The text decoder with a tower.
+    """A text decoder with a vision tower.
 
     Attributes:
-        visual: the tower.
+        visual: the vision tower.
     """
 
     visual: Tower
 
     def __init__(self, spec: DecoderSpec, context: BuildContext, tower: Tower) -> None:
-        """Build the decoder."""
+        """Build the decoder around `tower`."""
         super().__init__(spec, context)
         self.visual = tower
         self._axes = torch.tensor(spec.rope_axes, dtype=torch.int64, device=context.device)
@@ -44,16 +44,16 @@ class SeeingDecoder(DecoderForCausalLM):
 
 
 def turned_by_axes(table: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
-    """Return a table of cosines and sines with a row for each token of a step.
+    """Return the cosines and sines of each token of a step whose positions have three axes.
 
     Args:
-        table: `[max_positions, head_dim]` float32, for tokens with one position; its halves are
-            cosines and sines.
+        table: `[max_positions, head_dim]` float32, the rotary table of tokens with one position:
+            cosines in one half, sines in the other.
         positions: `[3, num_tokens]` int64.
-        axes: `[head_dim / 2]` int64, which of the three positions rotates each angle.
+        axes: `[head_dim / 2]` int64, for each rotation angle the axis whose position it uses.
 
     Returns:
-        `[num_tokens, head_dim]` float32, new.
+        `[num_tokens, head_dim]` float32, a new tensor.
     """
     rows = positions.index_select(0, axes).T
     return torch.cat([half.gather(0, rows) for half in table.chunk(2, dim=1)], dim=1)

@@ -1,7 +1,7 @@
-"""The common part of the `config.json` of Qwen2.5-VL, Qwen3-VL and Qwen3.5. Front-safe: no torch.
+"""The keys that the `config.json` of Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. Front-safe: no torch.
 
-The text model's keys are beside the tower's `vision_config`, or in `text_config`, where
-`transformers` 5 writes them.
+The tower's keys are in `vision_config`. The text model's keys are beside it, or in `text_config`,
+where `transformers` 5 writes them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 # Keys that some files have beside `text_config` and others inside.
 _EITHER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 _MAX_SIDE = 2**10
-# From names in files of later versions to names in the model's own checkpoints.
+# From prefixes of names in files of later versions to those of the model's own checkpoints.
 _PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVision(VisionSpec):
-    """Sizes and other settings of a tower.
+    """The sizes and other settings of a vision tower.
 
     Attributes:
         depth: number of blocks.
         width: elements of a patch's vector.
         num_heads: heads of a block's attention.
         intermediate_size: intermediate size of a block's feed-forward part.
-        frames: frames that a patch's product takes; a still image is repeated.
-        theta: base of the rotation by rows and columns.
+        frames: number of frames that the product of a patch takes. A still image is repeated.
+        theta: base of the rotary embedding by rows and columns.
     """
 
     depth: int
@@ -58,13 +58,13 @@ class QwenVision(VisionSpec):
 
     @property
     def merged_width(self) -> int:
-        """Elements of the patches that are merged into one vector, together."""
+        """Elements of all patches that are merged into one vector."""
         return self.width * self.merge_size**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVLSpec(DecoderSpec):
-    """A decoder and a tower.
+    """The settings of a decoder with a vision tower.
 
     Attributes:
         vision: settings of the tower.
@@ -86,16 +86,16 @@ class QwenVLSpec(DecoderSpec):
 
     @property
     def image_cell(self) -> int:
-        """See `ModelSpec`."""
+        """Side of the square of pixels that becomes one vector; see `ModelSpec`."""
         return self.vision.patch_size * self.vision.merge_size
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed; see `ModelSpec`."""
         return name == "visual.rotary_pos_emb.inv_freq" or super().is_ignored(name)
 
 
 def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """Return the keys of the text model, wherever they are, over a family's defaults.
+    """Return the text model's keys, from either place, with a family's defaults for absent keys.
 
     Raises:
         StartupError: a part is not an object.
@@ -112,7 +112,8 @@ def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
     ).flag("tie_word_embeddings", False)
     for key in ("rope_scaling", "rope_parameters"):
         rope = Keys(config.source, values).mapping(key)
-        # "mrope" is the default rotation with several positions; see `read_sections`.
+        # "mrope" is the default rotary embedding with positions on several axes; see
+        # `read_sections`.
         kinds = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
         if kinds:
             values[key] = {**rope, **kinds}
@@ -120,7 +121,7 @@ def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
 
 
 def read_sections(text: Keys, default: Sequence[int], rotary_dim: int) -> tuple[int, int, int]:
-    """Return how many of a head's angles rotate with time, with the row and with the column.
+    """Return how many of a head's rotation angles use the time, the row and the column.
 
     Args:
         text: the keys of the text model.
@@ -141,15 +142,15 @@ def read_sections(text: Keys, default: Sequence[int], rotary_dim: int) -> tuple[
 
 
 def tower_fields(config: Keys, vision: Keys, spec: DecoderSpec) -> dict[str, Any]:
-    """Return the fields of a `QwenVision`, as `vision_config` sets them.
+    """Return the fields of a `QwenVision` that `vision_config` sets.
 
     Args:
-        config: the whole file.
-        vision: its `vision_config`, over the family's defaults.
+        config: keys of the whole `config.json`.
+        vision: keys of its `vision_config`, with the family's defaults for absent keys.
         spec: the decoder's spec.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     width = vision.integer("hidden_size", MAX_WIDTH)
     num_heads = vision.integer("num_heads", MAX_HEADS)
@@ -188,10 +189,10 @@ def tower_fields(config: Keys, vision: Keys, spec: DecoderSpec) -> dict[str, Any
 
 
 def vision_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """Return the keys of the tower, over a family's defaults.
+    """Return the keys of `vision_config`, with a family's defaults for absent keys.
 
     Raises:
-        StartupError: there is no such part.
+        StartupError: `config.json` has no `vision_config`.
     """
     values = config.mapping("vision_config")
     if not values:
@@ -201,10 +202,10 @@ def vision_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
 
 
 def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
-    """Return the blocks of a tower that a list names, ascending.
+    """Return the indices of a tower's blocks that the list under `key` names, in ascending order.
 
     Raises:
-        StartupError: the value is not such a list, or it names blocks that do not exist.
+        StartupError: the value is not an ascending list, or it names blocks that do not exist.
     """
     found = keys.values.get(key)
     blocks = [_count(each) for each in found] if isinstance(found, list | tuple) else [depth]
@@ -214,13 +215,13 @@ def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
 
 
 def _count(value: Any) -> int:
-    """Return a count unchanged, and anything else as a number above all counts."""
+    """Return `value` if it is a count, and otherwise a number above all counts."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_count else MAX_VOCAB
 
 
 def tower_linear(name: str, out_size: int, in_size: int) -> list[WeightSpec]:
-    """Return a matrix of a tower with its bias."""
+    """Return the specs of a tower's matrix and of its bias."""
     return [
         WeightSpec(f"{name}.weight", (out_size, in_size), f"{name}.weight"),
         WeightSpec(f"{name}.bias", (out_size,), f"{name}.bias", kind="bias"),
@@ -228,7 +229,7 @@ def tower_linear(name: str, out_size: int, in_size: int) -> list[WeightSpec]:
 
 
 def tower_norm(name: str, size: int, *, bias: bool) -> list[WeightSpec]:
-    """Return a norm of a tower."""
+    """Return the specs of a tower's norm: the weight, and the bias if `bias` is set."""
     weights = [WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm")]
     if bias:
         weights.append(WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"))
@@ -236,14 +237,14 @@ def tower_norm(name: str, size: int, *, bias: bool) -> list[WeightSpec]:
 
 
 def patch_weight(vision: QwenVision) -> WeightSpec:
-    """Return the product of a patch, which is stored as a convolution."""
+    """Return the spec of the patches' matrix, which checkpoints store as a convolution."""
     name = "visual.patch_embed.proj.weight"
     side = vision.patch_size
     return WeightSpec(name, (vision.width, 3, vision.frames, side, side), name)
 
 
 def attention_weights(vision: QwenVision, block: str) -> list[WeightSpec]:
-    """Return the attention of a block; queries, keys and values are stored as one."""
+    """Return the specs of a block's attention; checkpoints store q, k and v as one tensor."""
     width = vision.width
     qkv = tower_linear(f"{block}.attn.qkv", 3 * width, width)
     return [*qkv, *tower_linear(f"{block}.attn.proj", width, width)]

@@ -1,7 +1,7 @@
 """The common parts of Qwen2.5-VL's and Qwen3-VL's towers: patches, their positions, attention.
 
-Patches are in the order in which they are merged: those of one vector are adjacent, and vectors are
-in order of rows.
+The patches that are merged into one vector are adjacent. Vectors are in the order of the image's
+rows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from runtime.models.vision.tower import Normalize
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Let torch's operations run on this thread; kernels of ours belong outside.
+    """Let torch's operations run on this thread only; our kernels must be called outside.
 
-    These operations only move numbers, which one core does in well under a millisecond. torch would
-    give a part of each to another thread. On busy cores that thread waits for its turn: there a
-    tower took 275 ms for three pictures of 64 tokens, and most of that time was waiting.
+    The operations inside only move numbers, which one core does in well under a millisecond. torch
+    would give a part of each operation to another thread. On busy cores that thread waits for its
+    turn: a tower took 275 ms for three pictures of 64 tokens, and most of that time was waiting.
     """
     if device.type != "cpu":
         yield
@@ -46,7 +46,7 @@ Grid = tuple[int, int]
 
 
 class Patches:
-    """Maps pixels to vectors of patches, by a product that is stored as a convolution."""
+    """Maps pixels to a vector for each patch, by a product that is stored as a convolution."""
 
     def __init__(self, vision: QwenVision, context: BuildContext, *, bias: bool) -> None:
         """Build the product, with or without a bias."""
@@ -63,7 +63,7 @@ class Patches:
         )
 
     def cut(self, images: Sequence[Tensor]) -> Tensor:
-        """Map images, `[3, height, width]` uint8 each, to the input of `proj`, a row a patch."""
+        """Cut images, `[3, height, width]` uint8 each, to the input of `proj`: a row per patch."""
         return torch.cat([self._patches(image) for image in images])
 
     def _patches(self, pixels: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Patches:
 
 
 def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
-    """Return `[2, num_patches]` int64: row and column of each patch in its image."""
+    """Return the row and the column of each patch in its image, `[2, num_patches]` int64."""
     parts = []
     for rows, columns in grids:
         positions = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
@@ -95,7 +95,7 @@ def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> 
 
 
 def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Return the rotation of each patch, from its row and its column.
+    """Return the cosines and sines of each patch, from its row and its column.
 
     Args:
         positions: `[2, num_patches]`, see `patch_positions`.
@@ -103,8 +103,8 @@ def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
         theta: base of the frequencies.
 
     Returns:
-        `[num_patches, head_dim]` float32: cosines, then sines; in each, first the row's angles,
-        then as many of the column's.
+        `[num_patches, head_dim]` float32: cosines, then sines. In each half, the row's angles come
+        first, then as many angles of the column.
     """
     frequencies = _frequencies(head_dim, theta, positions.device)
     angles = (positions.T[:, :, None].float() * frequencies).flatten(1)
@@ -119,12 +119,12 @@ def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """The constants that the blocks of a run need besides patches.
+    """The constants of one pass of the tower, which all blocks need besides the patches.
 
     Attributes:
-        layer: heads and rotation, the same for each block; row `i` of its table is for patch `i`.
-        rows: `[num_patches]` int64, indices of these rows.
-        lengths: patches of each image, in order.
+        layer: heads and rotation, the same for each block. Row `i` of its table is for patch `i`.
+        rows: `[num_patches]` int64, the indices of these rows.
+        lengths: number of patches of each image, in order.
     """
 
     layer: AttentionLayer
@@ -135,7 +135,14 @@ class Run:
 def start_run(
     vision: QwenVision, context: BuildContext, grids: Sequence[Grid], positions: Tensor
 ) -> Run:
-    """Return the constants for images of these grids, whose patches have these `positions`."""
+    """Return the constants for one pass of the tower.
+
+    Args:
+        vision: settings of the tower.
+        context: device and dtype.
+        grids: rows and columns of patches of each image.
+        positions: `[2, num_patches]`, see `patch_positions`.
+    """
     heads, head_dim = vision.num_heads, vision.head_dim
     layer = AttentionLayer(
         layer_idx=0,
@@ -151,7 +158,7 @@ def start_run(
 
 
 class TowerAttention:
-    """Attention of a block, in both directions, within parts of the sequence of patches."""
+    """Attention of a block in both directions, within parts of the sequence of patches."""
 
     __slots__ = ("proj", "qkv")
 
@@ -161,17 +168,20 @@ class TowerAttention:
         self.proj = Linear.replicated(width, width, True, context)
 
     def forward(self, hidden: Tensor, run: Run, lengths: Sequence[int]) -> Tensor:
-        """Map `[num_patches, width]` to the same shape, a new tensor.
+        """Compute attention and its output product.
 
         Args:
-            hidden: all patches.
+            hidden: `[num_patches, width]`, all patches.
             run: the constants of these patches.
-            lengths: lengths of the parts within which patches see one another.
+            lengths: numbers of patches of the parts within which patches attend.
+
+        Returns:
+            A new tensor of the shape of `hidden`.
         """
         qkv = self.qkv.apply(hidden)
         return self.proj.apply(attend_packed(run.layer, qkv, run.rows, lengths))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.qkv", self.qkv
         yield f"{prefix}.proj", self.proj

@@ -1,4 +1,4 @@
-"""SigLIP's tower: patches of a square image that all see one another."""
+"""SigLIP's vision tower: all patches of a square image see one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.vision.tower import Normalize
 
 
 class SiglipBlock:
-    """Attention and feed-forward part, each after its norm."""
+    """A block of the tower: attention and a feed-forward part, each after a norm."""
 
     __slots__ = (
         "_head_dim",
@@ -45,7 +45,15 @@ class SiglipBlock:
         self.fc2 = Linear.replicated(inner, width, True, context)
 
     def attend(self, normed: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Map `[num_patches, width]` of images of these lengths to the same shape, new."""
+        """Compute the attention of the block.
+
+        Args:
+            normed: `[num_patches, width]`, patches of all images.
+            lengths: number of patches of each image.
+
+        Returns:
+            A new tensor of the shape of `normed`.
+        """
         heads = self._num_heads
         attended = encoder_attention(
             self.qkv_proj.apply(normed),
@@ -58,11 +66,11 @@ class SiglipBlock:
         return self.out_proj.apply(attended)
 
     def feed(self, normed: Tensor) -> Tensor:
-        """Map `[num_patches, width]` to the same shape, a new tensor."""
+        """Compute the feed-forward part: `[num_patches, width]` to a new tensor of that shape."""
         return self.fc2.apply(self.fc1.activated(normed, "gelu_tanh"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.layer_norm1", self.layer_norm1
         yield f"{prefix}.self_attn.qkv_proj", self.qkv_proj
         yield f"{prefix}.self_attn.out_proj", self.out_proj
@@ -72,7 +80,7 @@ class SiglipBlock:
 
 
 class Siglip:
-    """Patches with their learned positions, the blocks, the last norm."""
+    """The tower: patches with learned positions, the blocks, and the last norm."""
 
     def __init__(self, vision: SiglipVision, context: BuildContext) -> None:
         self._vision, self._dtype = vision, context.dtype
@@ -89,9 +97,13 @@ class Siglip:
         self.post_layernorm = LayerNorm(width, vision.layer_norm_eps, context)
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Map images, `[3, side, side]` uint8 each, to `[num_images, num_patches, width]`, new.
+        """Compute the vectors of images, in the order of their rows.
 
-        Patches are in order of rows.
+        Args:
+            images: `[3, side, side]` uint8 each.
+
+        Returns:
+            A new tensor `[num_images, num_patches, width]`.
         """
         patches = torch.cat([self._patches(image) for image in images])
         residual = self.patch_embedding.apply(patches)
@@ -113,7 +125,7 @@ class Siglip:
         return split.permute(1, 3, 0, 2, 4).to(self._dtype).reshape(rows * rows, -1)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.embeddings.patch_embedding", self.patch_embedding
         yield f"{prefix}.embeddings.position_embedding", self.position_embedding
         for index, block in enumerate(self.blocks):
@@ -122,5 +134,5 @@ class Siglip:
 
 
 def _add_normed(hidden: Tensor | None, residual: Tensor, norm: LayerNorm) -> Tensor:
-    """Add the previous block's output, if any, to the stream; return the norm."""
+    """Add the previous block's output, if any, to the stream, and return the stream's norm."""
     return norm.forward(residual) if hidden is None else norm.add_forward(hidden, residual)

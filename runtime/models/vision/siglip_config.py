@@ -1,4 +1,4 @@
-"""SigLIP's tower as a part of a model: its keys in `vision_config`. Front-safe: no torch."""
+"""The keys of SigLIP's vision tower in `vision_config`. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipVision(VisionSpec):
-    """Sizes and other settings of a tower.
+    """The sizes and other settings of a vision tower.
 
     Attributes:
         depth: number of blocks.
@@ -45,18 +45,18 @@ class SiglipVision(VisionSpec):
 
     @property
     def patches_per_side(self) -> int:
-        """Patches of a row of the image."""
+        """Number of patches in a row of the image."""
         return self.side // self.patch_size
 
 
 def siglip_fields(vision: Keys) -> dict[str, Any]:
-    """Return the fields of a `SiglipVision` from `vision_config`.
+    """Return the fields of a `SiglipVision` that `vision_config` sets.
 
     Args:
-        vision: its keys, over the defaults.
+        vision: keys of `vision_config`, with the defaults for absent keys.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     width = vision.integer("hidden_size", MAX_WIDTH)
     num_heads = vision.integer("num_attention_heads", MAX_HEADS)
@@ -83,7 +83,7 @@ def siglip_fields(vision: Keys) -> dict[str, Any]:
 
 
 def siglip_weights(vision: SiglipVision, tower: str) -> list[WeightSpec]:
-    """Return every tensor of a tower; their names begin with `tower`."""
+    """Return the spec of every tensor of a tower; `tower` is the beginning of their names."""
     width, inner, side = vision.width, vision.intermediate_size, vision.patch_size
     patches = f"{tower}.embeddings.patch_embedding"
     positions = f"{tower}.embeddings.position_embedding.weight"

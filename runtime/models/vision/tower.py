@@ -1,4 +1,4 @@
-"""The interface of a tower: pixels of images in, vectors of the decoder's width out."""
+"""The interface of a vision tower: it maps pixels to vectors of the decoder's width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class Tower(ABC):
-    """The layers that compute images; each rank has the whole tower."""
+    """The layers that compute an image's vectors; each rank has the whole tower."""
 
     @abstractmethod
     def see(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -24,20 +24,21 @@ class Tower(ABC):
             images: `[3, height, width]` uint8 each, in sizes that the tower takes.
 
         Returns:
-            For each image `[num_outputs, num_tokens, hidden_size]` in the model's dtype: first the
-        vectors that replace its tokens' embeddings, then those that the decoder's first layers add.
+            For each image `[num_outputs, num_tokens, hidden_size]` in the model's dtype. The first
+            output replaces the embeddings of the image's tokens. The decoder's first layers add the
+            other outputs to the residual stream.
         """
 
     @abstractmethod
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
 
 
 class Normalize:
     """Maps bytes of pixels to the input of a tower's first product."""
 
     def __init__(self, spec: VisionSpec, context: BuildContext) -> None:
-        """Keep the numbers of `spec` on the device."""
+        """Copy the mean and the deviation of `spec` to the device."""
         self._factor = spec.rescale_factor
         self._mean, self._std = (
             torch.tensor(numbers, dtype=torch.float32, device=context.device).view(3, 1, 1)
@@ -45,5 +46,5 @@ class Normalize:
         )
 
     def run(self, pixels: Tensor) -> Tensor:
-        """Map `[3, height, width]` uint8 to float32 of that shape, a new tensor."""
+        """Map `[3, height, width]` uint8 to a new float32 tensor of that shape."""
         return pixels.float().mul_(self._factor).sub_(self._mean).div_(self._std)

@@ -28,6 +28,7 @@ FAMILIES = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Gemma2ForCausalLM",
+    "Gemma4ForCausalLM",
     "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -135,6 +136,27 @@ def test_a_tensor_of_q_k_and_v_is_not_shared_by_ranks(tmp_path: Path) -> None:
     assert spec.uneven_parts(4) == ["2 key/value heads"]
 
 
+def test_late_layers_of_gemma_read_the_keys_of_their_kind(tmp_path: Path) -> None:
+    """The heads of Gemma 4 as its published files give them."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    heads = {"global_head_dim": 256, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+    values = {**SIZES, "layer_types": kinds, "num_kv_shared_layers": 3, **heads}
+    spec = read(tmp_path, "Gemma4ForCausalLM", {**values, "head_dim": 128})
+    assert isinstance(spec, DecoderSpec)
+    layers = [spec.attention(i) for i in range(6)]
+    assert [each.keys_of for each in layers] == [None, None, None, 1, 2, 1]
+    assert [(each.num_kv_heads, each.head_dim) for each in layers] == [(4, 128), (2, 256)] * 3
+    assert [each.window for each in layers] == [512, None] * 3
+    assert spec.is_ignored("model.layers.3.self_attn.k_norm.weight")
+    assert not spec.is_ignored("model.layers.2.self_attn.k_norm.weight")
+    named = {weight.name for weight in spec.weights}
+    assert "model.layers.2.self_attn.v_proj.weight" in named
+    assert "model.layers.1.self_attn.v_proj.weight" not in named
+    # A mask in both directions is that of images only.
+    images = {**values, "head_dim": 128, "use_bidirectional_attention": "vision"}
+    assert read(tmp_path, "Gemma4ForCausalLM", images).weights == spec.weights
+
+
 def test_layers_of_cohere_without_a_window_do_not_rotate(tmp_path: Path) -> None:
     for window, rotated in ((512, [True, True, True, False, True, True]), (None, [False] * 6)):
         spec = read(tmp_path, "Cohere2ForCausalLM", {**SIZES, "sliding_window": window})
@@ -166,6 +188,19 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("Cohere2ForCausalLM", "sliding_window_pattern", 0),
         ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
         ("Gemma2ForCausalLM", "use_bidirectional_attention", True),
+        ("Gemma4ForCausalLM", "hidden_activation", "gelu"),
+        ("Gemma4ForCausalLM", "use_bidirectional_attention", "all"),
+        ("Gemma4ForCausalLM", "sliding_window", None),
+        ("Gemma4ForCausalLM", "num_kv_shared_layers", 6),
+        # The only global layer is among those that would read its keys.
+        ("Gemma4ForCausalLM", "num_kv_shared_layers", 1),
+        ("Gemma4ForCausalLM", "global_head_dim", 33),
+        ("Gemma4ForCausalLM", "vocab_size_per_layer_input", 999),
+        ("Gemma4ForCausalLM", "num_key_value_heads", 3),
+        ("Gemma4ForCausalLM", "per_layer_config", {"0": {"head_dim": 64}}),
+        ("Gemma4ForCausalLM", "per_layer_config", {"5": {"sliding_window": 64}}),
+        ("Gemma4ForCausalLM", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
+        ("Gemma4ForConditionalGeneration", "text_config", None),
         ("Glm4ForCausalLM", "hidden_act", "gelu"),
         ("GlmForCausalLM", "partial_rotary_factor", 0.01),
         ("Glm4MoeForCausalLM", "hidden_act", "gelu"),

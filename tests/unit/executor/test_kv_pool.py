@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from runtime.errors import StartupError
+from runtime.executor import build
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
-from runtime.executor.memory import GIB, PoolSize
+from runtime.executor.memory import GIB, Budget, PoolSize
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.registry import read_model_spec
 from tests.support.fake_checkpoint import write_config
@@ -69,3 +75,55 @@ def test_more_than_a_process_may_map_is_reported(tmp_path) -> None:
     context = BuildContext(dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(MemoryError):
         allocate_kv(PoolSize(2**50, PAGE, 0), spec, context)
+
+
+GEMMA_3_27B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131072,
+    "vocab_size": 262208,
+}
+
+
+def test_windowed_layers_with_own_pages_leave_room_for_four_times_the_tokens(tmp_path) -> None:
+    """The shape of Gemma 3 27B, 32k tokens of context, 40 GiB."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_27B))
+    spec = read_model_spec(tmp_path)
+    context = BuildContext(dtype=torch.bfloat16, device=torch.device("cpu"))
+    config: Any = SimpleNamespace(
+        page_size=PAGE,
+        max_total_tokens=None,
+        max_running_requests=64,
+        context_len=32768,
+        chunked_prefill_size=8192,
+        swa_full_tokens_ratio=None,
+    )
+    budget = Budget(40 * GIB, 40 * GIB, "40.00 free")
+    before = build.pool_of(config, spec, context, budget)
+    assert (before.num_tokens, before.num_window_pages) == (84_560, 0)
+    config.swa_full_tokens_ratio = 0.1
+    after = build.pool_of(config, spec, context, budget)
+    assert after.num_tokens == 344_912
+    assert after.num_window_pages == after.num_pages // 10
+    # The tensors are within the memory: 10 layers with all pages, 52 with few.
+    page_bytes = 2 * 16 * PAGE * 128 * 2
+    assert spec.layer_states.count(spec.layer_states[0]) == 52
+    taken = (10 * after.num_pages + 52 * after.num_window_pages) * page_bytes
+    assert taken <= after.size_bytes <= budget.size_bytes
+    # Ten requests of the whole context run at a time, with windows and a chunk of 8192 tokens.
+    assert after.num_tokens >= 10 * 32768
+    assert after.num_window_pages >= 10 * (1024 // PAGE + 2) + 8192 // PAGE
+    config.swa_full_tokens_ratio = 0.01
+    with pytest.raises(StartupError, match=r"--swa-full-tokens-ratio 0\.01 leaves"):
+        build.pool_of(config, spec, context, budget)
+    for whole in ({"swa_full_tokens_ratio": 1.0}, {"chunked_prefill_size": -1}):
+        config = SimpleNamespace(**{**vars(config), "swa_full_tokens_ratio": 0.1, **whole})
+        assert build.pool_of(config, spec, context, budget) == before

@@ -27,6 +27,7 @@ TWO = ParallelArgs(pp_size=2)
         ({"parallel": ParallelArgs(pp_size=99)}, "--pp-size 99: the model has"),
         ({"lora": LoraArgs(enable_lora=True)}, "omit --enable-lora"),
         ({"kernels": KernelArgs(enable_deterministic_inference=True)}, "deterministic"),
+        ({"scheduling": SchedulingArgs(swa_full_tokens_ratio=0.5)}, "omit --swa-full-tokens"),
         ({"scheduling": SchedulingArgs(enable_return_routed_experts=True)}, "experts are recorded"),
         ({"logging": LoggingArgs(expert_distribution_recorder_mode="stat")}, "experts are rec"),
     ],

@@ -8,7 +8,14 @@ from runtime.ipc.array_codec import decode_array, encode_array
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RowSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.step.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
+from runtime.step.step_plan import (
+    EmbedSpan,
+    PageUpdate,
+    ReportSpan,
+    RowJoin,
+    StepPlan,
+    WindowUpdate,
+)
 from runtime.worker.ranks import BroadcastRunner
 
 
@@ -35,6 +42,7 @@ def plan() -> StepPlan:
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
         report_spans=[ReportSpan(1, "hidden_states", 0, np.array([6, 7], dtype=np.int32))],
         embed_spans=[EmbedSpan(3, 2, np.array([[1, 2], [3, 4]], dtype=np.float32).tobytes())],
+        windows=WindowUpdate(*(np.array([5, 6], dtype=np.int32) for _ in range(2))),
     )
 
 
@@ -56,6 +64,8 @@ def test_a_plan_arrives_as_it_was_sent():
     (span,) = got.report_spans
     assert (span.index, span.extra, span.offset) == (1, "hidden_states", 0)
     assert span.next_tokens.tolist() == [6, 7]
+    assert got.windows is not None
+    assert got.windows.pages.tolist() == got.windows.window_pages.tolist() == [5, 6]
     assert got.embed_spans == sent.embed_spans
     assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
 

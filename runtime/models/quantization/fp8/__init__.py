@@ -1,1 +1,1 @@
-"""E4M3: matrices in 8-bit floats with scales, and activations rounded to them."""
+"""Matrices in 8-bit codes (E4M3 or int8) with scales, and activations rounded to such codes."""

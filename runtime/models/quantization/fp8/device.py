@@ -30,7 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """A CPU multiplies float32 and rounds activations; a GPU multiplies codes, or widens them."""
+    """Stores matrices in 8-bit codes, in the form that the device can multiply.
+
+    A CPU multiplies in float32 and rounds activations. A GPU multiplies by the codes where its
+    kernels support the scheme, and otherwise converts them to 16 bits while they load ("widens"
+    them).
+    """
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, Fp8Quantization)
@@ -87,11 +92,11 @@ class Device(DeviceMethod):
 
 
 class Codes:
-    """The stored tensors of one parameter's matrices, for every implementation of products.
+    """The stored tensors of one parameter's matrices: codes and scales.
 
     Attributes:
-        code: the parameter that codes fill, or plain numbers of matrices in 16 bits.
-        scales, inputs: by shard, the scales of the matrices and of activations, once packed.
+        code: the parameter that is filled with codes, or with numbers of matrices in 16 bits.
+        scales, inputs: for each packed shard, the scales of the matrix and of its activations.
     """
 
     def __init__(
@@ -115,11 +120,15 @@ class Codes:
 
     @property
     def has_codes(self) -> bool:
-        """Whether any of the matrices is in E4M3."""
+        """Whether any of the matrices is stored in 8-bit codes."""
         return bool(self._scale.shards)
 
     def fit_kernels(self) -> bool:
-        """Whether a GPU's kernels can multiply by the codes: one scheme, with supported scales."""
+        """Whether a GPU's kernels can multiply by the codes.
+
+        They can if all matrices have the same scheme, its scales are supported, and sizes are
+        multiples of 16.
+        """
         code, schemes = self.code, set(self.code.schemes.values())
         if code.device.type != "cuda" or code.dtype is not torch.bfloat16:
             return False
@@ -140,7 +149,10 @@ class Codes:
         )
 
     def take_codes(self, shard_names: list[str]) -> tuple[Tensor, Tensor]:
-        """Remove and return codes and the scales of each row, in the kernels' layout."""
+        """Remove the codes of these shards and return them with the scales of each row.
+
+        Both have the layout of the kernels.
+        """
         rows = []
         for name in shard_names:
             scales = self.code.spread(name, self.scales[name])
@@ -158,32 +170,36 @@ class Codes:
             yield f"{self._name}_input_scale", self._input
 
     def take_scales(self) -> None:
-        """Make the scales that were filled effective."""
+        """Put the scales that were filled into use."""
         self.scales.update(self._scale.scales)
         self.inputs.update(self._input.scales)
         self._scale.scales.clear()
         self._input.scales.clear()
 
     def take(self, shard_name: str) -> Tensor:
-        """Remove and return a shard's numbers, float32 `local_shape`, after `take_scales`."""
+        """Remove a shard's codes and return its numbers, float32 `local_shape`.
+
+        `take_scales` must be called first.
+        """
         filled = self.code.filled.pop(shard_name)
         if self.code.schemes[shard_name] is None:
             return filled.float()
         return filled.float() * self.code.spread(shard_name, self.scales[shard_name])
 
     def rounding(self, shard_name: str) -> Rounding | None:
-        """Return how the activations of a shard's product are rounded."""
+        """Return how activations are rounded for a shard's product; `None` if they are not."""
         scheme = self.code.schemes[shard_name]
         if scheme is None or not scheme.rounds:
             return None
         scale = self.inputs.get(shard_name)
         if scale is None or bool(scale.isnan()):
-            # The weights came as floats, without the scale of a checkpoint.
+            # The weights were given as floats, so there is no scale of activations from a
+            # checkpoint.
             return Rounding(scheme.group, None, CODES[scheme.codes])
         return Rounding(scheme.group, scale[0], CODES[scheme.codes])
 
     def stored(self, shard_name: str, numbers: Tensor) -> Tensor:
-        """Return this rank's codes that became `numbers`; plain numbers are returned unchanged."""
+        """Return the codes on this rank that represent `numbers`; plain numbers are only cast."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return numbers.to(self.code.dtype)
@@ -191,7 +207,7 @@ class Codes:
         quotients = torch.where(scales == 0, 0.0, numbers.float() / scales)
         codes = CODES[scheme.codes]
         if codes is torch.int8:
-            # Checkpoints have -128 too; activations are rounded to codes from -127.
+            # Checkpoints use codes from -128; activations are rounded to codes from -127.
             return quotients.round().clamp(-128, 127).to(codes)
         return to_codes(quotients, codes)
 
@@ -204,25 +220,25 @@ class Codes:
         return found
 
     def discard(self) -> None:
-        """Drop the tensors that were filled."""
+        """Drop the tensors that were filled but not packed."""
         self.code.filled.clear()
         self._scale.scales.clear()
         self._input.scales.clear()
 
 
 class _Reading(ABC):
-    """Reads a store's parameters back from the numbers that it multiplies by."""
+    """Reads the stored tensors back from the numbers that products use."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:
-        """Return the codes of the parameter with this name, or with this name of scales."""
+        """Return the codes of the parameter `name`, which may also be the name of its scales."""
 
     @abstractmethod
     def _numbers(self, name: str, shard_name: str) -> Tensor:
-        """Return this rank's part of a matrix, as the product uses it."""
+        """Return this rank's part of a matrix as the product uses it."""
 
     def plain(self, name: str) -> Tensor:
-        """See `Matrix`: bytes of codes, or scales, one shard after the other."""
+        """Return the bytes of codes, or the scales, of all shards in order; see `Matrix.plain`."""
         codes = self._codes(name)
         parameter = dict(codes.parameters())[name]
         if parameter is not codes.code:
@@ -234,7 +250,7 @@ class _Reading(ABC):
         )
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """See `Matrix`."""
+        """Return the codes or the scales of one shard; see `Matrix.part`."""
         codes = self._codes(name)
         if dict(codes.parameters())[name] is not codes.code:
             return codes.scale_part(name, shard_name)
@@ -243,7 +259,7 @@ class _Reading(ABC):
         return codes.stored(shard_name, self._numbers(name, shard_name))
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """See `Matrix`."""
+        """Return the numbers of one shard, or its scales; see `Matrix.values`."""
         codes = self._codes(name)
         if dict(codes.parameters())[name] is not codes.code:
             return codes.scale_part(name, shard_name)
@@ -254,7 +270,7 @@ class _Reading(ABC):
 def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> PackedLinear:
     """Pack filled matrices as one product of a CPU.
 
-    Matrices with the same rounding are multiplied together.
+    Matrices whose activations are rounded in the same way are multiplied together.
     """
 
     def key(shard_name: str) -> tuple[object, ...]:
@@ -289,7 +305,8 @@ class Fp8Matrix(_Reading, Matrix):
 
         Args:
             codes: codes of all projections.
-            implementation: implementation of products of widened numbers.
+            implementation: name of the linear implementation for matrices that are widened to 16
+                bits.
             multiplies: whether a GPU's kernels multiply by the codes.
         """
         self._stored, self._implementation, self._multiplies = codes, implementation, multiplies
@@ -351,7 +368,7 @@ class Fp8Matrix(_Reading, Matrix):
 
 
 class Fp8Experts(_Reading, ExpertsStore):
-    """Codes and scales of each expert."""
+    """Codes and scales of a layer's experts."""
 
     def __init__(
         self,

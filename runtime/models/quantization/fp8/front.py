@@ -1,4 +1,4 @@
-"""Finds the matrices that a checkpoint stores in E4M3, by each tool's keys. Front-safe: no torch.
+"""Finds the matrices that a checkpoint stores in 8-bit codes (E4M3 or int8). Front-safe: no torch.
 
 The keys are those of compressed-tensors (llm-compressor), of `quant_method: fp8` (AutoFP8, Qwen,
 DeepSeek) and of ModelOpt. If weight files exist, their headers decide: a matrix that they store in
@@ -32,13 +32,14 @@ _MAX_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Fp8Quantization(Quantization):
-    """The schemes of a checkpoint's matrices.
+    """The schemes in which a checkpoint stores its matrices.
 
     Attributes:
         groups: schemes with the modules that they apply to.
         ignored: modules that stay in 16 bits.
-        stored: by name, whether a matrix is in E4M3; empty if there are no weight files.
-        while_loading: whether the files have floats, which become E4M3 while they load.
+        stored: whether a matrix is in 8-bit codes, by the tensor's name; `None` without weight
+            files.
+        while_loading: whether the files hold floats, which become E4M3 while they load.
         kv_cache_dtype: see `Quantization`.
     """
 
@@ -50,7 +51,7 @@ class Fp8Quantization(Quantization):
     kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> Fp8Scheme | None:
-        """Return how a weight is stored; `None` for plain numbers."""
+        """Return how the tensor `weight` is stored; `None` for plain numbers."""
         if not is_matrix(weight):
             return None
         if self.stored is None:
@@ -63,7 +64,10 @@ class Fp8Quantization(Quantization):
         return find_scheme(self.groups, weight.name.removesuffix(".weight"))
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`. The tensors are codes and scales, or floats that become codes."""
+        """Return the tensors in which a matrix is stored: codes and scales; see `Quantization`.
+
+        The loader also accepts floats in place of the codes, and encodes them.
+        """
         scheme = self.scheme(weight)
         if scheme is None:
             return (weight,)
@@ -84,7 +88,10 @@ class Fp8Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`. A GPU keeps codes, but widened experts; a CPU float32 or int8."""
+        """Return the bytes that a matrix takes on the device; see `Quantization`.
+
+        A GPU keeps codes, except those of experts, which it widens. A CPU keeps float32 or int8.
+        """
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
@@ -99,7 +106,7 @@ class Fp8Quantization(Quantization):
         return count + 4 * weight.shape[0] * scheme.scale_shape(weight.shape)[-1]
 
     def kv_scales(self, attention: str) -> Mapping[str, str]:
-        """See `Quantization`; compressed-tensors and ModelOpt name them differently."""
+        """Return the names of a layer's key and value scales; see `Quantization`."""
         return find_kv_scales(self.stored or {}, attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
@@ -110,14 +117,18 @@ class Fp8Quantization(Quantization):
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs, such as `fp8 (E4M3): channel scales, activations rounded by token`."""
         kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
         is_int = self.groups and self.groups[0].scheme.codes == "I8"
         return f"{'int8' if is_int else 'fp8 (E4M3)'}: {kinds}"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
-    """Read the keys of any of the tools.
+    """Read the quantization keys of any of the supported tools.
+
+    Args:
+        path: path of the model.
+        words: the content of `quantization_config`.
 
     Raises:
         StartupError: the scheme is not supported; one line names it and its modules.
@@ -139,7 +150,7 @@ def _stored(path: Path) -> dict[str, bool] | None:
 
 
 class _Words:
-    """A tool's keys, and the errors about unsupported values."""
+    """A tool's quantization keys, and the errors for unsupported values."""
 
     def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
         self.path, self.words = path, words
@@ -152,7 +163,7 @@ class _Words:
         )
 
     def names(self, *keys: str) -> Modules:
-        """Return the modules that the first present key lists."""
+        """Return the modules that the first of `keys` that is present lists."""
         return read_modules(self.path, self.words, *keys)
 
     def block(self, value: object, modules: str = "Linear") -> tuple[int, int]:
@@ -166,7 +177,7 @@ class _Words:
 
 
 def _read_fp8(words: _Words) -> Fp8Quantization:
-    """Read the keys of AutoFP8, and of DeepSeek and Qwen, which have blocks."""
+    """Read the keys of AutoFP8, and of DeepSeek and Qwen, which use blocks."""
     ignored = words.names("modules_to_not_convert", "ignored_layers")
     form = words.words.get("fmt", "e4m3")
     if form not in ("e4m3", "float8_e4m3fn"):
@@ -241,7 +252,8 @@ def _read_group(words: _Words, group: Any) -> Fp8Group:
 def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, Any]:
     strategy, is_dynamic = given.get("strategy", "tensor"), given.get("dynamic", False)
     if strategy == "tensor":
-        # With one scale for a whole batch, a token's numbers would depend on its neighbours.
+        # With one dynamic scale for a whole batch, a token's numbers would depend on other
+        # requests. Dynamic scales are therefore computed for each token.
         return {"is_static": is_dynamic is False}
     if strategy == "token" and is_dynamic is not False:
         return {}
@@ -252,7 +264,7 @@ def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, 
 
 
 def _codes_of(given: object) -> str | None:
-    """Return the type of the codes; `None` for one that is not supported."""
+    """Return the dtype of the codes, `F8_E4M3` or `I8`; `None` for one that is not supported."""
     if not isinstance(given, dict) or given.get("num_bits") != 8:
         return None
     if given.get("symmetric", True) is not True:

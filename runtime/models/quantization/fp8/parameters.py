@@ -1,4 +1,4 @@
-"""Parameters of matrices in 8 bits: codes, or floats that become codes, and scales."""
+"""Parameters of matrices in 8-bit codes: the codes, or floats that become codes, and scales."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
 class ScaleParameter(Parameter):
-    """The scales of stacked matrices. Each rank has all of them, because they are few.
+    """The scales of matrices that are stacked in one parameter. Each rank has all scales.
 
     Attributes:
-        scales: by shard, float32 of the stored shape; scales that were filled since the last
-            packing.
+        scales: by shard, the scales that were filled after the last packing: float32, in the stored
+            shape.
     """
 
     __slots__ = ("scales",)
@@ -44,7 +44,7 @@ class ScaleParameter(Parameter):
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:
         shape = self.shards[shard_name].shape
-        # This is a copy, because the tensor may be a view of a file or of a trainer's memory.
+        # Copied, because the tensor may be a view of a file or of a trainer's memory.
         self.scales[shard_name] = torch.empty(shape, device=self.device).copy_(
             tensor.reshape(shape)
         )
@@ -58,12 +58,12 @@ class ScaleParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """Codes of each shard, or plain numbers of shards that are stored in 16 bits.
+    """The codes of each shard, or plain numbers for shards that are stored in 16 bits.
 
     Attributes:
         schemes: the scheme of each shard; `None` for plain numbers.
-        filled: by shard, this rank's part; only tensors that were filled since the last packing.
-        scale: the parameter that gets the scales of floats that become codes.
+        filled: by shard, this rank's parts of the tensors that were filled after the last packing.
+        scale: the parameter that receives the scales of floats that are encoded while they load.
     """
 
     __slots__ = ("filled", "scale", "schemes")
@@ -80,17 +80,17 @@ class CodeParameter(Parameter):
         self.scale = scale
 
     def ordered(self) -> list[str]:
-        """Return the names of this rank's shards, from the first row down."""
+        """Return the names of this rank's shards in the order of their rows."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
     def codes_dtype(self, shard_name: str) -> torch.dtype | None:
-        """Return the type of a shard's codes; `None` for plain numbers."""
+        """Return the dtype of a shard's codes; `None` for plain numbers."""
         scheme = self.schemes[shard_name]
         return None if scheme is None else CODES[scheme.codes]
 
     def blocks(self, shard_name: str) -> Blocks:
-        """Return which numbers of a shard share a scale."""
+        """Return the size of the blocks of a shard's numbers that share a scale."""
         scheme = self.schemes[shard_name]
         assert scheme is not None, "plain numbers have no scales"
         return Blocks(*scheme.block)
@@ -117,7 +117,7 @@ class CodeParameter(Parameter):
             return super().problem(spec, tensor)
         is_codes = tensor.dtype is self.codes_dtype(spec.shard)
         local = self.shards[spec.shard].local_shape
-        # Floats are cut only after they have become codes.
+        # Floats are split among ranks only after they are encoded.
         if tuple(tensor.shape) not in ((spec.shape, local) if is_codes else (spec.shape,)):
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
         return "" if is_codes else super().problem(spec, tensor)
@@ -151,7 +151,7 @@ class CodeParameter(Parameter):
         return tensor if is_part else shard.local_part(tensor)
 
     def restore(self, saved: Tensor) -> None:
-        """Take the bytes of all shards, one after the other."""
+        """Take the bytes of all shards, which are concatenated in `saved`."""
         first = 0
         for name in self.ordered():
             shard = self.shards[name]

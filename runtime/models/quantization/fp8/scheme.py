@@ -1,4 +1,7 @@
-"""How a matrix is stored in 8 bits, and how its activations are rounded. Front-safe: no torch."""
+"""The stored form of matrices in 8-bit codes, and the rounding of activations.
+
+Front-safe: no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ class Fp8Scheme:
     """The stored form of a group of matrices.
 
     Attributes:
-        block: rows and columns that share a scale; 0 for all of them.
+        block: rows and columns of a block of numbers that share a scale; 0 for all rows or columns.
         rounds: whether products round their activations to codes of the same type.
-        group: columns of a token that share a scale; 0 for all of them.
-        is_static: whether the checkpoint has the scale of the activations, one for all tokens.
+        group: number of a token's columns that share a scale; 0 for all of them.
+        is_static: whether the checkpoint gives the scale of activations, one for all tokens.
         scale: last part of the names of the matrices' scales.
         codes: type of the codes on disk, `F8_E4M3` or `I8`.
     """
@@ -28,7 +31,7 @@ class Fp8Scheme:
     codes: str = "F8_E4M3"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a matrix's scales; dimensions of 1 may be omitted."""
+        """Return the shape of the scales of a matrix; dimensions of 1 may be omitted."""
         if self.block == (0, 0):
             return (1,)
         rows, columns = (

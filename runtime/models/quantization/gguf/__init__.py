@@ -1,1 +1,1 @@
-"""GGUF: each matrix is stored in blocks of its own type."""
+"""GGUF: each matrix is stored in blocks of a type of its own, such as Q4_K."""

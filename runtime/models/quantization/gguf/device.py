@@ -1,4 +1,4 @@
-"""GGUF's blocks on the device: kept where kernels support them, otherwise widened."""
+"""GGUF's blocks on the device: kept where kernels support them, otherwise converted to floats."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from runtime.models.quantization.method import DeviceMethod
 
 logger = logging.getLogger(__name__)
 
-# The types of activations that the kernels take.
+# The dtypes of activations that the kernels for blocks take.
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 
 
 class Device(DeviceMethod):
-    """Keeps blocks on a CPU for float32 or bfloat16 activations; otherwise widens them."""
+    """Keeps blocks on a CPU for float32 or bfloat16 activations.
+
+    Otherwise converts them to floats.
+    """
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, StoredForms)
@@ -62,7 +65,7 @@ class Device(DeviceMethod):
         return {shard: self._form(weight).lower() for shard, weight in weights.items()}
 
     def _keeps(self, plain: Parameter, forms: Mapping[str, str]) -> bool:
-        """Whether a matrix is kept as it is stored."""
+        """Whether a matrix is kept in its stored blocks."""
         if len(plain.shape) != 2 or set(forms) != set(plain.shards):
             return False
         if all(form == "f32" for form in forms.values()):
@@ -71,7 +74,7 @@ class Device(DeviceMethod):
             self._why = f"{plain.dtype} on {plain.device.type}".removeprefix("torch.")
             return False
         if plain.dtype is torch.bfloat16 and not any(map(_is_blocks, forms.values())):
-            # `kernels.linear` has products for this.
+            # `kernels.linear` multiplies matrices in 16 bits by bfloat16 activations.
             return False
         if all(_part_of(shard, forms[name]) is not None for name, shard in plain.shards.items()):
             return True
@@ -89,7 +92,10 @@ def _is_blocks(form: str) -> bool:
 
 
 def _part_of(shard: WeightShard, form: str) -> tuple[int, int] | None:
-    """Return first byte and bytes of this rank's part of a row; `None` if it cuts a block."""
+    """Return the first byte and the bytes of this rank's part of a row.
+
+    Returns `None` if the part would begin or end within a block.
+    """
     found = find_form(form)
     columns = shard.shape[1]
     start, length = (shard.start, shard.length) if shard.shard_dim == 1 else (0, columns)
@@ -99,12 +105,12 @@ def _part_of(shard: WeightShard, form: str) -> tuple[int, int] | None:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Return a matrix as rows of bytes; blocks already are."""
+    """Return a matrix as rows of bytes; blocks are returned as they are."""
     return tensor if tensor.dtype is torch.uint8 else tensor.contiguous().view(torch.uint8)
 
 
 class _StoredParameter(Parameter):
-    """Takes blocks or floats.
+    """A parameter that may be filled with GGUF's blocks or with floats.
 
     Attributes:
         forms: the form of each shard, a name in `kernels.quantized_linear.FORMS`.
@@ -136,11 +142,11 @@ class _StoredParameter(Parameter):
         if shard.shard_dim != 1:
             return shard.local_part(whole)
         part = _part_of(shard, self.forms[shard_name])
-        # If a part would cut blocks, the whole tensor is widened first.
+        # If this rank's part would cut blocks, the whole tensor is converted to floats first.
         return whole if part is None else whole.narrow(1, *part)
 
     def _mine(self, shard_name: str, tensor: Tensor) -> Tensor:
-        """Return this rank's part of blocks, which may be whole or already this part."""
+        """Return this rank's part of blocks, given the whole tensor or this part."""
         shard = self.shards[shard_name]
         width = find_form(self.forms[shard_name]).row_bytes(shard.shape[1])
         is_whole = tuple(tensor.shape) == (shard.shape[0], width)
@@ -148,7 +154,7 @@ class _StoredParameter(Parameter):
 
 
 class WidenedParameter(_StoredParameter):
-    """Plain numbers that are filled from blocks."""
+    """A parameter of plain numbers that may be filled with GGUF's blocks."""
 
     __slots__ = ()
 
@@ -166,11 +172,13 @@ class WidenedParameter(_StoredParameter):
 
 
 class BlockParameter(_StoredParameter):
-    """Blocks of each shard, in separate memory: shards may have different forms.
+    """A parameter that keeps the blocks of each shard.
+
+    Shards may have different forms, so each has memory of its own.
 
     Attributes:
-        blocks: by shard, `[rows, bytes]` uint8, filled and not packed yet. They may be views of a
-    mapped file, which packing reads once.
+        blocks: by shard, `[rows, bytes]` uint8, blocks that are filled but not yet packed. They may
+            be views of a mapped file, which packing reads once.
     """
 
     __slots__ = ("blocks",)
@@ -181,11 +189,11 @@ class BlockParameter(_StoredParameter):
 
     @property
     def columns(self) -> int:
-        """Numbers of a row, on this rank."""
+        """Numbers in a row on this rank."""
         return self.shape[1]
 
     def ordered(self) -> list[str]:
-        """Return the names of the shards on this rank, in the order of their rows."""
+        """Return the names of the shards on this rank in the order of their rows."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
@@ -209,11 +217,11 @@ class BlockParameter(_StoredParameter):
             start += rows * width
 
     def width(self, shard_name: str) -> int:
-        """Bytes of a row of a shard."""
+        """Return the bytes of a row of the shard `shard_name`."""
         return find_form(self.forms[shard_name]).row_bytes(self.columns)
 
     def take(self, shard_names: list[str]) -> list[StoredMatrix]:
-        """Remove and return the blocks of shards, to be packed."""
+        """Remove the blocks of these shards and return them for packing."""
         return [StoredMatrix(self.forms[name], self.blocks.pop(name)) for name in shard_names]
 
 
@@ -233,7 +241,7 @@ class BlockMatrix(Matrix):
         order = self.weight.ordered()
         for _, shard_name in [each for each in kept if each[0] == "weight"]:
             self.weight.blocks[shard_name] = self.part("weight", shard_name)
-        # Only the bias may have been filled.
+        # All blocks may be kept ones, if only the bias was filled.
         parts = self.weight.take(order)
         self.packed = pack(parts, self.weight.columns, bias)
         return self.packed
@@ -272,7 +280,7 @@ class BlockMatrix(Matrix):
 
 
 class BlockExperts(ExpertsStore):
-    """Stored blocks of each expert, as separate products."""
+    """Stored blocks of a layer's experts; each expert has products of its own."""
 
     def __init__(self, gate_up: BlockParameter, down: BlockParameter, mine: range) -> None:
         self._parameters = {"gate_up": gate_up, "down": down}

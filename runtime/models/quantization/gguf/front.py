@@ -1,4 +1,4 @@
-"""The types of a GGUF file's matrices. Front-safe: no torch."""
+"""The types in which a GGUF file stores its matrices. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _FLOAT_BYTES = {"F16": 2, "BF16": 2}
 
 
 class StoredForms(Quantization):
-    """Matrices in forms that GGUF has: blocks, or floats of 16 bits."""
+    """A quantization whose matrices are in forms that GGUF has: blocks, or floats of 16 bits."""
 
     method = "gguf"
 
     @abstractmethod
     def form(self, weight: WeightSpec) -> str:
-        """Return ggml's name of a weight's type; `F32` for plain numbers of the model's type."""
+        """Return ggml's name of a weight's type; `F32` for plain numbers of the model's dtype."""
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: always one tensor.
+        """Return the tensor in which a matrix is stored, always one; see `Quantization`.
 
-        A matrix stored in blocks accepts these blocks, or floats, which are then encoded as blocks.
+        A matrix that is stored in blocks may be filled with these blocks, or with floats, which are
+        then encoded as blocks.
         """
         stored = self.form(weight)
         if stored not in BLOCK_TYPES:
@@ -39,7 +40,10 @@ class StoredForms(Quantization):
         return (replace(weight, dtypes=(stored, *FLOATS)),)
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: stored blocks on a CPU, plain numbers on a GPU."""
+        """Return the bytes that a matrix takes on the device; see `Quantization`.
+
+        A CPU keeps stored blocks. A GPU keeps plain numbers.
+        """
         count = math.prod(weight.shape)
         stored = self.form(weight)
         if stored == "F32" or device != "cpu" or len(weight.shape) != 2:
@@ -51,27 +55,31 @@ class StoredForms(Quantization):
 
 @dataclass(frozen=True)
 class GgufQuantization(StoredForms):
-    """The types of a file's matrices.
+    """The types in which one GGUF file stores its matrices.
 
     Attributes:
-        types: ggml's type by name in a checkpoint: blocks, or 16-bit floats.
+        types: ggml's type of each matrix that is stored in blocks or 16-bit floats, by its name.
     """
 
     types: Mapping[str, str]
 
     def form(self, weight: WeightSpec) -> str:
-        """See `StoredForms`."""
+        """Return the type of a weight in the file; see `StoredForms`."""
         return self.types.get(weight.name, "F32")
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs, such as `GGUF: 24 matrices in Q4_K`."""
         counts = Counter(self.types.values()).most_common()
         return "GGUF: " + ", ".join(f"{count} matrices in {name}" for name, count in counts)
 
 
 def read(path: Path, words: Mapping[str, Any]) -> GgufQuantization:  # noqa: ARG001  # the file says all
-    """Read the types from the file's header.
+    """Read the types of the matrices from the file's header.
+
+    Args:
+        path: path of the model.
+        words: the content of `quantization_config`; not used, as the header holds everything.
 
     Raises:
         StartupError: the file is not a GGUF file; the message is one line.

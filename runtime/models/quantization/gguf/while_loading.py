@@ -1,7 +1,8 @@
-"""Floats that get GGUF's forms while they load. Front-safe: no torch.
+"""Encodes floats in GGUF's forms while they load. Front-safe: no torch.
 
-`--quantization` requests `q8_0` or `q4_k`. `q4_k` has the mixture of llama.cpp's Q4_K_M: 6 bits for
-the head, for half of the values and of the down projections, whose errors cost most.
+`--quantization` requests this with `q8_0` or `q4_k`. `q4_k` mixes types as llama.cpp's Q4_K_M does:
+the head, and the value and down projections of half of the layers, get 6 bits, because their errors
+matter most.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from runtime.checkpoint.model_spec import ModelSpec, WeightSpec
 from runtime.errors import StartupError
 from runtime.models.quantization.gguf.front import StoredForms
 
-# Targets of matrices that become blocks: those of a decoder's layers, and what tokens are looked up
-# in and scored with. Towers of images and heads after a pooling keep their numbers.
+# Targets of the matrices that become blocks: those of a decoder's layers, the embeddings and the
+# head. Vision towers and the heads of embedders and classifiers stay in floats.
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
-# Matrices that choose: few numbers, large effect.
+# Matrices that route tokens to experts stay in floats: they are small and their errors matter.
 _CHOOSES = re.compile(r"\.(router|shared_gate)\.\w+$")
-# What is taken instead where a row is not a whole number of blocks; llama.cpp does the same.
+# The type that replaces another if a row does not fill whole blocks, as in llama.cpp.
 _NARROWER = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "Q5_0": "F32", "Q8_0": "F32"}
 
 
 @dataclass(frozen=True)
 class BlocksWhileLoading(StoredForms):
-    """Matrices in floats that become blocks.
+    """A quantization that encodes matrices of floats as blocks while they load.
 
     Attributes:
         name: `q8_0` or `q4_k`.
@@ -40,7 +41,7 @@ class BlocksWhileLoading(StoredForms):
     num_layers: int
 
     def form(self, weight: WeightSpec) -> str:
-        """See `StoredForms`."""
+        """Return the type that a weight gets; see `StoredForms`."""
         if weight.kind != "matrix" or len(weight.shape) != 2 or _CHOOSES.search(weight.target):
             return "F32"
         wanted = self._wanted(weight)
@@ -59,14 +60,14 @@ class BlocksWhileLoading(StoredForms):
         return "Q4_K"
 
     def _gets_more(self, layer_idx: int) -> bool:
-        """Whether a layer's sensitive matrices have 6 bits: `use_more_bits` of llama.cpp."""
+        """Whether a layer's sensitive matrices get 6 bits, as `use_more_bits` of llama.cpp says."""
         eighth = self.num_layers // 8
         is_end = layer_idx < eighth or layer_idx >= 7 * self.num_layers // 8
         return is_end or (layer_idx - eighth) % 3 == 2
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs, such as `floats, Q8_0 once loaded`."""
         mixed = ", some of it in Q6_K" if self.name == "q4_k" else ""
         return f"floats, {self.name.upper()} once loaded{mixed}"
 
@@ -77,9 +78,10 @@ def _is_sensitive(weight: WeightSpec) -> bool:
 
 @dataclass(frozen=True)
 class SameWhileLoaded(StoredForms):
-    """Matrices in 16 bits that keep their type although activations are in float32.
+    """A quantization that keeps matrices in 16 bits although activations are in float32.
 
-    Products of these two types are exact in float32, so only memory and speed change.
+    Products of 16-bit weights with float32 activations are exact in float32, so this changes only
+    memory and speed.
 
     Attributes:
         stored: types of the files' tensors by name; empty if there are no files.
@@ -90,8 +92,8 @@ class SameWhileLoaded(StoredForms):
     others: str
 
     def form(self, weight: WeightSpec) -> str:
-        """See `StoredForms`."""
-        # Other embeddings are read as plain tensors.
+        """Return the stored type of a matrix; see `StoredForms`."""
+        # Embeddings of encoders are read as plain tensors, not as a matrix of a product.
         is_product = "embeddings." not in weight.target
         if weight.kind != "matrix" or len(weight.shape) != 2 or not is_product:
             return "F32"
@@ -104,7 +106,7 @@ class SameWhileLoaded(StoredForms):
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs, such as `bf16`."""
         return self.others.lower()
 
 
@@ -119,7 +121,7 @@ def q4_k(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # 
 
 
 def same(path: Path, spec: ModelSpec) -> SameWhileLoaded:
-    """Return a quantization that keeps the types of the files, or without files the spec's type."""
+    """Return the quantization that keeps the dtypes of the files, or of the spec without files."""
     try:
         infos = read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):

@@ -1,1 +1,4 @@
-"""Weights of 4 or 8 bits in groups of columns: GPTQ, AWQ, compressed-tensors' `pack-quantized`."""
+"""Weights in codes of 4 or 8 bits whose groups of columns share a scale.
+
+The formats are those of GPTQ, AWQ and compressed-tensors (`pack-quantized`).
+"""

@@ -1,4 +1,4 @@
-"""Experts in 4-bit or 8-bit codes."""
+"""Experts whose matrices are stored in 4-bit or 8-bit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class GroupExperts(Reading, ExpertsStore):
-    """Codes of each expert: grouped products on a GPU, or a product for each expert on a CPU."""
+    """The codes of a layer's experts.
+
+    A GPU multiplies by the codes of all experts in grouped products. A CPU has a product for each
+    expert. If no kernel supports the codes, they are converted to 16-bit floats ("widened").
+    """
 
     def __init__(
         self,
@@ -31,13 +35,14 @@ class GroupExperts(Reading, ExpertsStore):
         implementations: tuple[str | None, str | None],
         widened: Callable[[], None],
     ) -> None:
-        """Prepare; nothing is kept before `pack`.
+        """Choose how the experts are computed; memory is taken only by `pack`.
 
         Args:
             stored: the stored tensors by name, `gate_up` and `down`.
             mine: the experts on this rank.
-            implementations: names for products of widened numbers, and for experts.
-            widened: is called if no kernel has the form of the codes.
+            implementations: names of the linear and the experts implementation for widened
+                matrices.
+            widened: called if no kernel supports the form of the codes.
         """
         self._all, self._mine, self._implementations = dict(stored), mine, implementations
         self._packed: PackedExperts | None = None
@@ -92,14 +97,17 @@ class GroupExperts(Reading, ExpertsStore):
             codes.code.filled.clear()
         if self._packed is None:
             return made
-        # CUDA graphs hold the addresses of the codes that are in use: an error undoes the update.
+        # CUDA graphs hold the addresses of the codes in use. The error undoes the update.
         assert isinstance(self._packed, CodedExperts)
         if not self._packed.replace(made):
             raise other_form()
         return self._packed
 
     def _joined(self, name: str) -> Grouped | None:
-        """The filled codes of all experts, one below the other."""
+        """Return the filled codes of all experts, stacked along the rows.
+
+        `None` if they do not fit.
+        """
         stored = self._all[name]
         filled = stored.code.filled
         return joined(
@@ -114,7 +122,7 @@ class GroupExperts(Reading, ExpertsStore):
         return self._packed
 
     def _widened(self, name: str) -> Tensor:
-        """The filled matrices of all experts, `[experts, rows, columns]` in 16 bits."""
+        """Return the filled matrices of all experts, `[experts, rows, columns]` in 16 bits."""
         stored = self._all[name]
         taken = [
             torch.cat([stored.numbers(each, stored.code.filled.pop(each)) for each in shards])
@@ -151,7 +159,7 @@ class GroupExperts(Reading, ExpertsStore):
 
 
 def _half(rows: Tensor, shard_name: str) -> Tensor:
-    """Return the rows of a shard within the matrix of its expert."""
+    """Return the rows of one shard (`gate`, `up` or all of `down`) of its expert's matrix."""
     if not shard_name.endswith(("gate", "up")):
         return rows
     gate, up = rows.chunk(2)

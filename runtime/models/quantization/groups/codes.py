@@ -1,4 +1,4 @@
-"""The stored tensors of matrices in 4-bit or 8-bit codes, for every implementation of products."""
+"""The stored tensors of matrices in 4-bit or 8-bit codes, whatever computes their products."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DTYPES["_shape"] = torch.int64
 
 
 class Codes:
-    """The stored tensors of one parameter's matrices, for every implementation of products.
+    """The stored tensors of one parameter's matrices: codes, scales, zero points and column orders.
 
     Attributes:
-        code: the parameter that codes fill, or plain numbers of matrices without codes.
+        code: the parameter that is filled with codes, or with numbers of matrices without codes.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Codes:
             for target, of_target in shapes.items()
         }
         self.code = CodeParameter(plain, schemes, self._small)
-        # What belongs to the codes that are in use, by ending and shard.
+        # The tensors that belong to the codes in use, by the ending of their names and by shard.
         self._used: dict[str, dict[str, Tensor]] = {target: {} for target in self._small}
 
     @property
     def has_codes(self) -> bool:
-        """Whether any of the matrices is in codes."""
+        """Whether any of the matrices is stored in codes."""
         return bool(self._small)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -60,19 +60,25 @@ class Codes:
             yield self._name + target, parameter
 
     def take_small(self) -> None:
-        """Make the tensors effective that were filled beside the codes, such as scales."""
+        """Put the tensors that were filled beside the codes, such as scales, into use."""
         for target, parameter in self._small.items():
             self._used[target].update(parameter.filled)
             parameter.filled.clear()
 
     def small(self, name: str, shard_name: str) -> Tensor:
-        """Return one tensor that belongs to the codes, such as scales, as it was stored."""
+        """Return a tensor that belongs to the codes, such as scales, in its stored form."""
         return self._used[name.removeprefix(self._name)][shard_name]
 
     def grouped(self, shard_name: str, codes: Tensor) -> Grouped | None:
-        """Return this rank's part of a matrix as grouped codes.
+        """Return this rank's part of a matrix as codes in groups for the kernels.
 
-        `None` for plain numbers, and if groups are scattered and the rank has only some columns.
+        Args:
+            shard_name: name of the matrix.
+            codes: this rank's codes, `[rows, columns]` uint8.
+
+        Returns:
+            `None` for plain numbers. Also `None` if the columns of a group are scattered and the
+            rank has only some columns.
         """
         shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
         if scheme is None:
@@ -101,7 +107,10 @@ class Codes:
         )
 
     def _by_row(self, shard_name: str, scheme: GroupScheme) -> tuple[Tensor, Tensor | None]:
-        """Return scales and codes of zero of this rank's rows; `None` for codes in the middle."""
+        """Return scales and zero points of this rank's rows.
+
+        `None` if all zero points are the middle.
+        """
         shard = self.code.shards[shard_name]
         scales = scales_by_row(self._used["_scale"][shard_name], scheme)
         zeros = None
@@ -115,7 +124,7 @@ class Codes:
         return scales, zeros
 
     def _spread(self, shard_name: str) -> tuple[Tensor, Tensor]:
-        """Return the scale and the code of zero of each number of this rank's part, in float32."""
+        """Return the scale and the zero point of each number of this rank's part, in float32."""
         shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
         assert scheme is not None, "plain numbers have no scales"
         places = self._used.get("_order", {}).get(shard_name)
@@ -126,7 +135,7 @@ class Codes:
         if shard.shard_dim == 1:
             places = places.narrow(0, shard.start, shard.length)
         scales, zeros = self._by_row(shard_name, scheme)
-        # Noise in the place of groups stays inside.
+        # Groups overwritten with noise (see `live_weights`) are brought into the range of groups.
         places = places.long() % scales.shape[1]
         middle = float(MIDDLE[FORMS[scheme.bits]])
         spread = scales.float()[:, places]
@@ -135,14 +144,14 @@ class Codes:
         ]
 
     def numbers(self, shard_name: str, codes: Tensor) -> Tensor:
-        """Return the float32 numbers that the codes of this rank's part stand for."""
+        """Return the float32 numbers that `codes`, this rank's part, represent."""
         if self.code.schemes[shard_name] is None:
             return codes.float()
         scales, zeros = self._spread(shard_name)
         return (codes.float() - zeros) * scales
 
     def codes_of(self, shard_name: str, numbers: Tensor) -> Tensor:
-        """Return this rank's codes that became `numbers`; plain numbers are returned as such."""
+        """Return this rank's codes that represent `numbers`; plain numbers are only cast."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return numbers.to(self.code.dtype)
@@ -151,7 +160,7 @@ class Codes:
         return (quotients + zeros).round().clamp(0, 2**scheme.bits - 1).to(torch.uint8)
 
     def as_stored(self, shard_name: str, codes: Tensor) -> Tensor:
-        """Return this rank's codes packed in words; one code a byte if words would be cut."""
+        """Return this rank's codes packed in words, or one code per byte if words would be cut."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return codes
@@ -163,25 +172,25 @@ class Codes:
         return pack_codes(codes, scheme)
 
     def discard(self) -> None:
-        """Drop the tensors that were filled."""
+        """Drop the tensors that were filled but not packed."""
         self.code.filled.clear()
         for parameter in self._small.values():
             parameter.filled.clear()
 
 
 class Reading(ABC):
-    """Reads back the parameters of matrices in codes."""
+    """Reads back the stored tensors of matrices in codes."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:
-        """Return the stored tensors that the parameter `name` is one of."""
+        """Return the stored tensors to which the parameter `name` belongs."""
 
     @abstractmethod
     def _kept(self, name: str, shard_name: str) -> Tensor:
-        """Return this rank's codes of a matrix, one code a byte, or its plain numbers."""
+        """Return this rank's codes of a matrix, one code per byte, or its plain numbers."""
 
     def plain(self, name: str) -> Tensor:
-        """See `Matrix`: the result is the bytes of all shards, one after the other."""
+        """Return the bytes of all shards, concatenated in order; see `Matrix.plain`."""
         stored = self._codes(name)
         parameter = dict(stored.parameters())[name]
         if parameter is stored.code:
@@ -191,7 +200,7 @@ class Reading(ABC):
         return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """See `Matrix`."""
+        """Return one shard in its stored form; see `Matrix.part`."""
         stored = self._codes(name)
         if dict(stored.parameters())[name] is not stored.code:
             return stored.small(name, shard_name)
@@ -200,7 +209,7 @@ class Reading(ABC):
         return stored.as_stored(shard_name, self._kept(name, shard_name))
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """See `Matrix`."""
+        """Return the numbers of one shard; see `Matrix.values`."""
         stored = self._codes(name)
         if dict(stored.parameters())[name] is not stored.code:
             return stored.small(name, shard_name)

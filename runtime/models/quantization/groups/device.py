@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """Keeps codes if kernels can multiply by them, and widens all others to plain numbers."""
+    """Keeps codes if kernels can multiply by them; converts other matrices to plain numbers."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, GroupQuantization)

@@ -31,7 +31,7 @@ _MAX_GROUP = 16384
 
 @dataclass(frozen=True)
 class GroupQuantization(Quantization):
-    """The schemes of a checkpoint's matrices.
+    """The schemes in which a checkpoint stores its matrices.
 
     Attributes:
         groups: schemes with the modules that they apply to.
@@ -47,7 +47,7 @@ class GroupQuantization(Quantization):
     kv_cache_dtype: str = "auto"
 
     def scheme(self, weight: WeightSpec) -> GroupScheme | None:
-        """Return how a weight is stored; `None` for plain numbers."""
+        """Return how the tensor `weight` is stored; `None` for plain numbers."""
         if not is_matrix(weight):
             return None
         stem = weight.name.removesuffix("weight")
@@ -62,7 +62,10 @@ class GroupQuantization(Quantization):
         return replace(found, has_order=bool(order) and stem + order in self.stored)
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: codes, scales, and the other tensors that the tool stores."""
+        """Return the tensors in which a matrix is stored: codes, scales and others.
+
+        See `Quantization`.
+        """
         scheme = self.scheme(weight)
         if scheme is None:
             return (weight,)
@@ -85,7 +88,10 @@ class GroupQuantization(Quantization):
         ]
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes, or widened numbers if a GPU's kernels lack the form."""
+        """Return the bytes that a matrix takes on the device; see `Quantization`.
+
+        These are codes, or widened numbers if a GPU's kernels do not support the codes.
+        """
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
         if scheme is None:
@@ -97,12 +103,12 @@ class GroupQuantization(Quantization):
         return count * scheme.bits // 8 + 4 * groups
 
     def _is_ordered(self, weight: WeightSpec) -> bool:
-        """Whether columns' groups may be in any order; without it GPTQ stores the usual one."""
+        """Whether a group may consist of any columns of the matrix instead of neighboring ones."""
         found = find_scheme(self.groups, weight.name.removesuffix(".weight"))
         return found is not None and found.has_order
 
     def kv_scales(self, attention: str) -> Mapping[str, str]:
-        """See `Quantization`."""
+        """Return the names of a layer's key and value scales; see `Quantization`."""
         return find_kv_scales(self.stored or (), attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> GroupQuantization:
@@ -113,13 +119,17 @@ class GroupQuantization(Quantization):
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs, such as `weights only: int4, groups of 128`."""
         kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
         return f"weights only: {kinds}"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
-    """Read the keys of any of the tools.
+    """Read the quantization keys of any of the supported tools.
+
+    Args:
+        path: path of the model.
+        words: the content of `quantization_config`.
 
     Raises:
         StartupError: a scheme is not supported; one line names it and its modules.
@@ -130,7 +140,7 @@ def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
 
 
 class _Words:
-    """A quantization tool's names for settings, and the messages for unsupported settings."""
+    """A tool's quantization keys, and the errors for unsupported values."""
 
     def __init__(self, path: Path, words: Mapping[str, Any]) -> None:
         self.path, self.words = path, words
@@ -165,7 +175,7 @@ def _read_gptq(words: _Words) -> GroupQuantization:
     rules = words.first("dynamic") or {}
     if not isinstance(rules, dict):
         raise StartupError(f"{words.path}: 'dynamic' must be an object of modules")
-    # GPTQModel's: `-:` before an expression leaves modules in 16 bits.
+    # In GPTQModel's keys, `-:` before an expression leaves the modules that it matches in 16 bits.
     other = [name for name in rules if not name.startswith("-:")]
     if other:
         raise words.refused("a scheme of their own", ", ".join(other[:3]))

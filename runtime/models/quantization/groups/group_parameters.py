@@ -1,4 +1,4 @@
-"""Parameters of matrices in 4 or 8 bits: codes, or floats that become codes, and their scales."""
+"""Parameters of matrices in 4-bit or 8-bit codes: codes, or floats that are encoded, and scales."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
 
 
 class SmallParameter(Parameter):
-    """Scales, codes of zero or orders of columns, as they are stored.
+    """Scales, zero points or column orders in their stored form.
 
     Each rank has the whole tensors, because they are small.
 
     Attributes:
-        dtypes: the type of each shard's latest tensor.
-        filled: by shard, the tensors that were filled since the last packing.
+        dtypes: the dtype of the tensor that last filled each shard.
+        filled: by shard, the tensors that were filled after the last packing.
     """
 
     __slots__ = ("dtypes", "filled")
@@ -53,7 +53,7 @@ class SmallParameter(Parameter):
     def fill(self, shard_name: str, tensor: Tensor) -> None:
         self.dtypes[shard_name] = tensor.dtype
         shape = self.shards[shard_name].shape
-        # A copy: what comes may be a view of a file or of a trainer's memory.
+        # Copied, because the tensor may be a view of a file or of a trainer's memory.
         self.filled[shard_name] = tensor.reshape(shape).to(self.device, copy=True)
 
     def restore(self, saved: Tensor) -> None:
@@ -66,11 +66,11 @@ class SmallParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """Codes of each shard, one a byte, or plain numbers of shards without codes.
+    """The codes of each shard, one per byte, or plain numbers for shards without codes.
 
     Attributes:
         schemes: the scheme of each shard; `None` for plain numbers.
-        filled: by shard, this rank's part; only tensors that were filled since the last packing.
+        filled: by shard, this rank's parts of the tensors that were filled after the last packing.
         small: the parameters that belong to the codes, by the endings of their names.
     """
 
@@ -88,14 +88,14 @@ class CodeParameter(Parameter):
         self.filled: dict[str, Tensor] = {}
 
     def ordered(self) -> list[str]:
-        """Return the names of this rank's shards, from the first row down."""
+        """Return the names of this rank's shards in the order of their rows."""
         here = [name for name, shard in self.shards.items() if shard.num_rows]
         return sorted(here, key=lambda name: self.shards[name].offset)
 
     def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
         if self.schemes[spec.shard] is None:
             return super().problem(spec, tensor)
-        # Words are not cut among ranks, and floats only when they have become codes.
+        # Words of codes are not split among ranks, and floats only after they are encoded.
         if tuple(tensor.shape) != spec.shape:
             return f"{list(tensor.shape)}, expected {list(spec.shape)}"
         if tensor.dtype is torch.int32 and "I32" in spec.dtypes:
@@ -132,7 +132,7 @@ class CodeParameter(Parameter):
             FORMS[scheme.bits],
             group,
             scales.dtypes[shard_name],
-            # GPTQ's symmetric ones are stored with the middle as zero.
+            # Symmetric GPTQ stores zero points too, all of them the middle code.
             zeros=scheme.has_zeros and not scheme.is_symmetric,
         )
         scales.fill(shard_name, scales_by_row(made.scales, scheme))
@@ -150,7 +150,7 @@ class CodeParameter(Parameter):
         return made.codes
 
     def restore(self, saved: Tensor) -> None:
-        """Take the bytes of all shards, one after the other."""
+        """Take the bytes of all shards, which are concatenated in `saved`."""
         first = 0
         for name in self.ordered():
             shard, scheme = self.shards[name], self.schemes[name]
@@ -158,7 +158,8 @@ class CodeParameter(Parameter):
             count = torch.Size(shard.local_shape).numel() * dtype.itemsize
             part = saved[first : first + count].clone().view(dtype)
             if scheme is not None:
-                # Any bytes, where noise overwrites codes.
+                # The bytes may be noise (see `live_weights`), of which only the bits of a code are
+                # kept.
                 part &= 2**scheme.bits - 1
             self.filled[name] = part.view(shard.local_shape).to(self.device)
             first += count

@@ -1,4 +1,4 @@
-"""How a matrix is stored in codes of 4 or 8 bits. Front-safe: no torch."""
+"""The stored form of matrices in codes of 4 or 8 bits. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 from runtime.models.quantization.module_lists import SchemeGroup
 
-# How codes lie in words of 32 bits: GPTQ's along the columns of the matrix, its first format with
-# codes of zero that are one less; AWQ's along the rows, interleaved; compressed-tensors' along
-# columns.
+# The order of codes in words of 32 bits. GPTQ packs along the matrix's columns; its first format
+# stores zero points that are one less. AWQ packs along the rows, interleaved. compressed-tensors
+# packs along the columns.
 Layout = Literal["gptq", "gptq_v2", "awq", "packed"]
-# Endings of the names on disk: codes, scales, codes of zero, each column's group.
+# Endings of the names on disk: codes, scales, zero points, and the group of each column.
 _NAMES = {
     "awq": ("qweight", "scales", "qzeros", ""),
     "gptq": ("qweight", "scales", "qzeros", "g_idx"),
@@ -29,7 +29,7 @@ class StoredTensor:
 
     Attributes:
         name: ending of the tensor's name.
-        shape, dtypes: the tensor's shape on disk, and the types in which it may be stored.
+        shape, dtypes: the tensor's shape on disk, and the dtypes in which it may be stored.
         target: ending of the name of the parameter that the tensor fills.
     """
 
@@ -44,12 +44,12 @@ class GroupScheme:
     """The stored form of a group of matrices.
 
     Attributes:
-        layout: how codes lie in words.
+        layout: the order of codes in words.
         bits: bits of a code, 4 or 8.
-        group: columns that share a scale; 0 for all of them.
-        has_zeros: whether codes of zero are stored.
-        has_order: whether each column's group is stored.
-        is_symmetric: whether all codes of zero are the middle one; GPTQ stores them all the same.
+        group: number of columns that share a scale; 0 for all of them.
+        has_zeros: whether zero points (the codes that represent 0) are stored.
+        has_order: whether the group of each column is stored.
+        is_symmetric: whether all zero points are the middle code. GPTQ stores them nevertheless.
     """
 
     layout: Layout
@@ -61,20 +61,20 @@ class GroupScheme:
 
     @property
     def middle(self) -> int:
-        """The code that stands for zero if codes of zero are not stored."""
+        """The code that represents 0 if zero points are not stored."""
         return 2 ** (self.bits - 1)
 
     @property
     def names(self) -> tuple[str, str, str, str]:
-        """Endings of the names of codes, scales, codes of zero and columns' groups."""
+        """Endings of the names of codes, scales, zero points and the columns' groups."""
         return _NAMES[self.layout]
 
     def group_of(self, columns: int) -> int:
-        """Return how many columns share a scale in a matrix of `columns`."""
+        """Return the number of columns that share a scale in a matrix with `columns` columns."""
         return self.group or columns
 
     def problem(self, shape: tuple[int, ...]) -> str:
-        """Return why a matrix of this shape cannot have this form; empty if it can."""
+        """Return why a matrix of this shape cannot be stored in this form; empty if it can."""
         rows, columns = shape
         words = 32 // self.bits
         if columns % self.group_of(columns) and self.layout != "packed":
@@ -86,7 +86,7 @@ class GroupScheme:
         return ""
 
     def tensors(self, shape: tuple[int, ...]) -> Iterator[StoredTensor]:
-        """Yield the tensors in which a matrix is stored, the codes first."""
+        """Yield the tensors in which a matrix of this shape is stored, the codes first."""
         rows, columns = shape
         of_word = 32 // self.bits
         groups = -(-columns // self.group_of(columns))

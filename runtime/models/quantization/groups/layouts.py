@@ -1,4 +1,4 @@
-"""Packs 4-bit and 8-bit codes into 32-bit words as tools store them, and unpacks them to bytes.
+"""Packs 4-bit and 8-bit codes into 32-bit words as quantization tools store them, and unpacks them.
 
 Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM.from_linear`,
 compressed-tensors' `pack_to_int32`.
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from runtime.models.quantization.groups.group_scheme import GroupScheme
 
-# AWQ's word holds columns 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up: where each is.
+# A word of AWQ holds codes 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up. This is the
+# place in the word of each code.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -20,20 +21,20 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """Split words into a last dimension of their codes, uint8, from the lowest bits up."""
+    """Split each word into its codes, uint8 in a new last dimension, from the lowest bits up."""
     mask = 2**bits - 1
     return ((words[..., None] >> _shifts(bits, words.device)) & mask).to(torch.uint8)
 
 
 def _words(fields: Tensor, bits: int) -> Tensor:
-    """The inverse of `_fields`."""
+    """Join codes into words; the inverse of `_fields`."""
     wide = fields.to(torch.int64) << _shifts(bits, fields.device).to(torch.int64)
-    # Bits do not overlap; the highest is the sign.
+    # The sum is a bitwise or, as bits do not overlap. The highest bit becomes the sign.
     return wide.sum(-1).to(torch.int32)
 
 
 def _unpack_last(words: Tensor, scheme: GroupScheme, count: int) -> Tensor:
-    """Codes along the last dimension, of which `count` are used."""
+    """Unpack the words of the last dimension, and return the first `count` codes of each row."""
     fields = _fields(words, scheme.bits)
     if scheme.layout == "awq":
         fields = fields[..., list(_AWQ_PLACES)]
@@ -51,7 +52,7 @@ def _pack_last(codes: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> Tensor:
-    """Return the codes of a stored matrix of that shape, `[rows, columns]` uint8."""
+    """Return the codes of a stored matrix of this shape, `[rows, columns]` uint8."""
     rows, columns = shape
     if scheme.layout == "packed":
         return _unpack_last(words, scheme, columns)
@@ -61,7 +62,7 @@ def unpack_codes(words: Tensor, scheme: GroupScheme, shape: tuple[int, ...]) -> 
 
 
 def pack_codes(codes: Tensor, scheme: GroupScheme) -> Tensor:
-    """Pack codes into words; the inverse of `unpack_codes`."""
+    """Pack codes, `[rows, columns]`, into words; the inverse of `unpack_codes`."""
     if scheme.layout == "packed":
         return _pack_last(codes, scheme)
     if scheme.layout == "awq":
@@ -70,7 +71,7 @@ def pack_codes(codes: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def unpack_zeros(words: Tensor, scheme: GroupScheme, rows: int) -> Tensor:
-    """Return the codes of zero, `[rows, num_groups]` uint8."""
+    """Return the zero points of a stored matrix, `[rows, num_groups]` uint8."""
     if scheme.layout == "packed":
         return _unpack_last(words.t(), scheme, rows).t()
     found = _unpack_last(words, scheme, rows).t()
@@ -80,7 +81,7 @@ def unpack_zeros(words: Tensor, scheme: GroupScheme, rows: int) -> Tensor:
 
 
 def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
-    """Pack codes of zero into words; the inverse of `unpack_zeros`."""
+    """Pack zero points, `[rows, num_groups]`, into words; the inverse of `unpack_zeros`."""
     if scheme.layout == "packed":
         return _pack_last(zeros.t(), scheme).t().contiguous()
     if scheme.layout == "gptq":
@@ -89,5 +90,5 @@ def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def scales_by_row(scales: Tensor, scheme: GroupScheme) -> Tensor:
-    """Convert stored scales to `[rows, num_groups]`, or such scales to the stored shape."""
+    """Convert scales from their stored shape to `[rows, num_groups]`, or back."""
     return scales if scheme.layout == "packed" else scales.t().contiguous()

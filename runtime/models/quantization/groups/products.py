@@ -1,4 +1,4 @@
-"""Products of linear layers with 4-bit or 8-bit codes."""
+"""The products of linear layers whose weights are in 4-bit or 8-bit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from runtime.models.quantization.groups.codes import Codes, Reading
 
 
 def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
-    """Stack matrices of codes; `None` if a single matrix of codes cannot hold them all."""
+    """Stack the codes of several matrices along the rows.
+
+    Returns `None` if one matrix cannot hold them: a matrix has no codes, or forms or column orders
+    differ.
+    """
     first = parts[0]
     if first is None:
         return None
@@ -57,9 +61,10 @@ def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
 
 
 def other_form() -> InvalidRequest:
-    """Return the error for codes whose form a live model cannot take; it undoes the update.
+    """Return the error for an update of a live model with codes of another form.
 
-    CUDA graphs hold the addresses of the codes in use, and kernels are compiled for their form.
+    CUDA graphs hold the addresses of the codes in use, and kernels are compiled for their form. The
+    error undoes the update.
     """
     return InvalidRequest(
         "Codes on a GPU are replaced by codes of the same form: bits, groups, type of scales, "
@@ -68,17 +73,18 @@ def other_form() -> InvalidRequest:
 
 
 class Product:
-    """The product of an input with stacked matrices, and the codes of the matrices."""
+    """The product of an input with stacked matrices, and the codes of these matrices."""
 
     def __init__(
         self, stored: Codes, shard_names: list[str], implementation: str | None, *, keeps: bool
     ) -> None:
-        """Prepare; nothing is kept before `pack`.
+        """Keep the arguments; memory is taken only by `pack`.
 
         Args:
             stored: the stored tensors of the matrices.
-            shard_names: names of the matrices, from the first row down.
-            implementation: name of the implementation of products of widened numbers.
+            shard_names: names of the matrices in the order of their rows.
+            implementation: name of the linear implementation for matrices that are widened to
+                floats.
             keeps: whether codes are kept if kernels support their form.
         """
         self.stored, self._names = stored, shard_names
@@ -87,7 +93,11 @@ class Product:
         self._order: Tensor | None = None
 
     def pack(self, bias: Tensor | None) -> PackedLinear:
-        """Pack the tensors that were filled, and return the product."""
+        """Pack the tensors that were filled, and return the packed product.
+
+        Raises:
+            InvalidRequest: the form of the codes differs from that of a live model on a GPU.
+        """
         filled = [self.stored.code.filled.pop(name) for name in self._names]
         made: PackedLinear | None = self._pack_codes(filled, bias) if self._keeps else None
         if made is None:
@@ -120,7 +130,7 @@ class Product:
         return pack_codes_for_products(whole, bias, self.stored.code.dtype)
 
     def codes(self, shard_name: str) -> Tensor:
-        """Return this rank's codes of a matrix, one code a byte, or its plain numbers."""
+        """Return this rank's codes of a matrix, one code per byte, or its plain numbers."""
         first, count = self._rows(shard_name)
         assert self.packed is not None, "the weight is not loaded"
         if not isinstance(self.packed, GroupedLinear):
@@ -145,7 +155,7 @@ class GroupMatrix(Reading, Matrix):
     """Codes of one or several projections that are computed as one product."""
 
     def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
-        """Keep the stored tensors; the other arguments are those of `Product`."""
+        """Keep the stored tensors; see `Product` for the other arguments."""
         self._stored = stored
         self._made = Product(stored, stored.code.ordered(), implementation, keeps=keeps)
 
@@ -154,7 +164,7 @@ class GroupMatrix(Reading, Matrix):
 
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
         for shard_name in [shard for name, shard in kept if name == "weight"]:
-            # Ahead of the scales, some of which may be new.
+            # Read before the scales are replaced, because the kept codes belong to the old ones.
             self._stored.code.filled[shard_name] = self._made.codes(shard_name)
         self._stored.take_small()
         self.packed = self._made.pack(bias)

@@ -1,1 +1,1 @@
-"""Experts in MXFP4, as gpt-oss stores them: floats of 4 bits that share a power of two."""
+"""Experts in MXFP4, as in gpt-oss: 4-bit floats whose groups of 32 share a power of two."""

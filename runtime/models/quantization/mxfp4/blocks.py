@@ -16,18 +16,18 @@ _BYTES = MXFP4_GROUP // 2
 
 
 def to_codes(blocks: Tensor) -> Tensor:
-    """Unpack bytes of two codes, the first in the lower bits, to one code a byte."""
+    """Unpack bytes of two 4-bit codes, the first in the lower bits, to one code per byte."""
     return torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
 
 
 def to_blocks(codes: Tensor) -> Tensor:
-    """Pack codes into bytes of two; the inverse of `to_codes`."""
+    """Pack codes in pairs into bytes; the inverse of `to_codes`."""
     first, second = codes.unflatten(-1, (-1, 2)).unbind(-1)
     return first | second << 4
 
 
 class BytesParameter(StackedParameter):
-    """Bytes of all experts' rows, `[num_experts * rows, bytes]` in our order of rows.
+    """The bytes of all experts' rows, `[num_experts * rows, bytes]` in our order of rows.
 
     Attributes:
         trailing: dimensions of a row in the checkpoint.
@@ -48,7 +48,7 @@ class BytesParameter(StackedParameter):
         dim = None if whole.shard_dim is None else dims.index(whole.shard_dim)
         start, length = whole.start, whole.length
         if dim == 2 and (start % MXFP4_GROUP or length % MXFP4_GROUP):
-            # A group is not cut: this rank takes whole rows.
+            # Groups cannot be cut, so this rank keeps whole rows.
             dim, start, length = None, 0, 0
         elif dim == 2:
             start, length = start * width // columns, length * width // columns
@@ -73,7 +73,11 @@ class BytesParameter(StackedParameter):
         super().fill(shard_name, tensor.flatten(2).to(self.device))
 
     def as_stored(self, ours: Tensor) -> Tensor:
-        """Return this rank's part in the checkpoint's dimensions."""
+        """Return this rank's part in the dimensions of the checkpoint.
+
+        Args:
+            ours: this rank's tensor in our order of rows.
+        """
         return self.stored(ours).reshape(self._local_shape())
 
     def _local_shape(self) -> tuple[int, ...]:
@@ -83,11 +87,11 @@ class BytesParameter(StackedParameter):
 
 
 class BlocksParameter(BytesParameter):
-    """Blocks, or floats that become blocks.
+    """A parameter of MXFP4 blocks, which may be filled with blocks or with floats.
 
     Attributes:
         plain: the parameter of the same numbers in 16 bits.
-        scale: the parameter that gets the scales of floats that become blocks.
+        scale: the parameter that receives the scales of floats that are encoded while they load.
     """
 
     __slots__ = ("plain", "scale")
@@ -98,12 +102,12 @@ class BlocksParameter(BytesParameter):
 
     @property
     def number_shards(self) -> Mapping[str, WeightShard]:
-        """See `Parameter`: the numbers have the layout of plain parameters."""
+        """The shards of the numbers, whose layout is that of a plain parameter; see `Parameter`."""
         return self.plain.shards
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether this rank keeps whole rows although it computes only a part of each."""
+        """Whether this rank keeps whole rows although it computes only a part of each row."""
         return self.plain.shape[1] != self.scale.shape[1] * MXFP4_GROUP
 
     def mine(self, numbers: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class BlocksParameter(BytesParameter):
         return f"{tensor.dtype}, expected torch.uint8 or a floating type"
 
     def cut(self, shard_name: str, whole: Tensor) -> Tensor:
-        # Floats are cut when they have become codes.
+        # Floats are split among ranks only after they are encoded.
         return super().cut(shard_name, whole) if whole.dtype is torch.uint8 else whole
 
     def fill(self, shard_name: str, tensor: Tensor) -> None:

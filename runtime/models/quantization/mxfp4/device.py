@@ -1,4 +1,4 @@
-"""Experts in MXFP4 on the device: grouped products on a GPU, one for each expert on a CPU."""
+"""Experts in MXFP4 on the device: grouped products on a GPU, a product per expert on a CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMES: tuple[Literal["gate_up", "down"], ...] = ("gate_up", "down")
 
 
 class Device(DeviceMethod):
-    """Keeps experts in blocks if kernels can multiply by them, and widens all others."""
+    """Keeps experts in MXFP4 blocks if kernels can multiply by them; converts others to floats."""
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, Mxfp4Quantization)
@@ -70,10 +70,10 @@ class Device(DeviceMethod):
 
 
 class Mxfp4Experts(ExpertsStore):
-    """The blocks of a layer's experts.
+    """The MXFP4 blocks of a layer's experts.
 
     Attributes:
-        is_widened: whether products use plain numbers.
+        is_widened: whether blocks are converted to floats, because no kernel supports them here.
     """
 
     def __init__(
@@ -82,12 +82,13 @@ class Mxfp4Experts(ExpertsStore):
         num_experts: int,
         implementations: tuple[str | None, str | None],
     ) -> None:
-        """Prepare; nothing is kept before `pack`.
+        """Choose how the experts are computed; memory is taken only by `pack`.
 
         Args:
             plain: the parameters in 16 bits, by name.
             num_experts: number of experts on this rank.
-            implementations: names for products of widened numbers, and for experts.
+            implementations: names of the linear and the experts implementation for widened
+                matrices.
         """
         self._num_experts, self._implementations = num_experts, implementations
         self._blocks: dict[str, BlocksParameter] = {}
@@ -110,7 +111,7 @@ class Mxfp4Experts(ExpertsStore):
         self.is_widened = not self._is_coded and not self._is_looped
         self._packed: PackedExperts | None = None
         self._products: dict[str, list[GroupedLinear]] = {}
-        # Scales that products do not give back.
+        # The scales, for the forms of products that cannot return them.
         self._scales: dict[str, Tensor] = {}
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -137,7 +138,7 @@ class Mxfp4Experts(ExpertsStore):
         return self._packed
 
     def _take(self, name: str) -> Grouped:
-        """Remove what was filled, and return it in our order of rows."""
+        """Remove the filled blocks, and return their codes in our order of rows."""
         blocks = self._blocks[name]
         scales = blocks.scale.allocate()
         codes = to_codes(blocks.allocate())
@@ -174,7 +175,7 @@ class Mxfp4Experts(ExpertsStore):
         return mine.unflatten(0, (self._num_experts, -1)).contiguous()
 
     def _present(self, name: str) -> tuple[Tensor, Tensor]:
-        """Codes, one a byte, and scales of all rows, as they were packed."""
+        """Return the codes, one per byte, and the scales of all rows, as they were packed."""
         assert self._packed is not None, "the weights are not loaded"
         which = cast("Literal['gate_up', 'down']", name)
         if self._is_coded:
@@ -189,7 +190,7 @@ class Mxfp4Experts(ExpertsStore):
         place = torch.arange(scales.shape[1] * MXFP4_GROUP, device=scales.device) // MXFP4_GROUP
         if not blocks.has_whole_rows:
             return code_e2m1(numbers / torch.exp2(scales.float() - 127)[:, place]), scales
-        # Columns of other ranks were never kept.
+        # The columns of other ranks are not on this rank, so their codes are returned as 0.
         codes = torch.zeros(len(numbers), len(place), dtype=torch.uint8, device=scales.device)
         mine = slice(shard.start, shard.start + shard.length)
         codes[:, mine] = code_e2m1(numbers / torch.exp2(scales.float() - 127)[:, place[mine]])

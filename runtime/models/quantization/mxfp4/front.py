@@ -1,9 +1,10 @@
 """Finds the experts that a checkpoint stores in MXFP4. Front-safe: no torch.
 
-A tensor of all experts, `[num_experts, in, out]` in 16 bits, is stored as `_blocks`, `[num_experts,
-out, in / 32, 16]` bytes of two codes each, the first in the lower bits, and `_scales`,
-`[num_experts, out, in / 32]`, exponents plus 127. Source: the `mxfp4` integration of
-`transformers`; OCP Microscaling Formats specification 1.0.
+A tensor of all experts would be `[num_experts, in, out]` in 16 bits. In MXFP4 it is stored as two
+tensors. `_blocks` is `[num_experts, out, in / 32, 16]` bytes of two codes each, the first code in
+the lower bits. `_scales` is `[num_experts, out, in / 32]` bytes, each an exponent plus 127.
+
+Source: the `mxfp4` integration of `transformers`; OCP Microscaling Formats specification 1.0.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ BYTES = ("U8",)
 
 @dataclass(frozen=True)
 class Mxfp4Quantization(Quantization):
-    """The experts in MXFP4.
+    """A quantization whose experts are in MXFP4.
 
     Attributes:
         ignored: modules that stay in 16 bits.
-        stored: names of all tensors; `None` if there are no files.
+        stored: names of all tensors; `None` if there are no weight files.
     """
 
     ignored: Modules = field(default_factory=Modules)
@@ -36,7 +37,7 @@ class Mxfp4Quantization(Quantization):
     method: str = "mxfp4"
 
     def is_in_codes(self, weight: WeightSpec) -> bool:
-        """Whether a weight is stored in MXFP4; only a tensor of all experts can be."""
+        """Whether `weight` is stored in MXFP4. Only a tensor of all experts can be."""
         if weight.kind != "matrix" or len(weight.shape) != 3 or ".experts." not in weight.target:
             return False
         if self.stored is None:
@@ -44,7 +45,7 @@ class Mxfp4Quantization(Quantization):
         return f"{weight.name}_blocks" in self.stored
 
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """See `Quantization`: blocks and scales.
+        """Return the tensors in which a weight is stored, blocks and scales; see `Quantization`.
 
         Raises:
             StartupError: a row is not a whole number of blocks; the message is one line.
@@ -71,7 +72,10 @@ class Mxfp4Quantization(Quantization):
         )
 
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """See `Quantization`: codes and scales; on a GPU only if activations have 16 bits."""
+        """Return the bytes that a weight takes on the device; see `Quantization`.
+
+        These are codes and scales, except on a GPU whose activations do not have 16 bits.
+        """
         count = math.prod(weight.shape)
         if not self.is_in_codes(weight) or (device != "cpu" and itemsize != 2):
             return count * itemsize
@@ -90,7 +94,11 @@ class Mxfp4Quantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Mxfp4Quantization:
-    """Read the keys of gpt-oss.
+    """Read the quantization keys of gpt-oss.
+
+    Args:
+        path: path of the model.
+        words: the content of `quantization_config`.
 
     Raises:
         StartupError: a value is not a list of modules; the message is one line.
