@@ -1,12 +1,12 @@
-"""What adapters (LoRA) cost a decode step, beside the base in the same worker.
+"""Time of a decode step with LoRA adapters, compared with the base model in the same worker.
 
     python -m benchmarks.adapters --shape 0.5b --device cpu --batch 8 --adapters 1 8
     python -m benchmarks.adapters --shape 8b --device cuda --batch 1 64 --adapters 1 8 64
 
-The worker's parts run in this process, with random weights and no HTTP. Rows of a batch use the
-adapters in turn; each adapter changes every linear layer. Base and adapters alternate `--repeat`
-times; the best median of each counts. One line each: milliseconds a step, tokens per second, and
-the share of the base's tokens per second that is kept.
+The worker's parts run in this process, with random weights and without HTTP. The rows of a batch
+use the adapters in turn; each adapter changes every linear layer. Base and adapters alternate
+`--repeat` times, and the best median of each counts. Each line has the milliseconds of a step, the
+tokens per second, and these as a share of the base model's tokens per second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.engine import InProcessEngine
 
 
 def write_adapter(folder: Path, model_folder: Path, rank: int) -> Path:
-    """A random adapter of all linear layers, in bfloat16."""
+    """Write a random adapter of all linear layers, in bfloat16, and return its folder."""
     folder.mkdir()
     tensors = {}
     for name, weight in adaptable_weights(read_model_spec(model_folder)).items():
@@ -52,7 +52,7 @@ def write_adapter(folder: Path, model_folder: Path, rank: int) -> Path:
 
 
 class Worker:
-    """An engine with adapters loaded, and requests that decode."""
+    """An engine with adapters loaded, which runs requests that decode."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, adapter: Path) -> None:
         self.options = options
@@ -85,7 +85,7 @@ class Worker:
         self.first = 1
 
     def step_seconds(self, batch: int, num_adapters: int) -> float:
-        """Seconds of a decode step of `batch` rows; no adapters stands for the base."""
+        """Return the seconds of a decode step of `batch` rows; 0 adapters means the base model."""
         options, source = self.options, random.Random(batch)
         warm = 8
         for row in range(batch):
@@ -112,7 +112,7 @@ class Worker:
         return statistics.median(took_s)
 
     def prompt_seconds(self, num_adapters: int) -> float:
-        """Seconds of a prompt of 1024 tokens."""
+        """Return the seconds of a prompt of 1024 tokens; 0 adapters means the base model."""
         prompt = [7] * 1024
         self.engine.add(self.first, prompt, 1, adapter_id=num_adapters and 1, ignore_eos=True)
         self._synchronize()

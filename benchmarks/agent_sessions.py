@@ -1,15 +1,17 @@
-"""How much of agents' prompts a hybrid's prefix cache finds, and with how many snapshots.
+"""The share of agents' prompts that a hybrid model's prefix cache finds, by number of snapshots.
 
     python -m benchmarks.agent_sessions --slots 24 40 64 96
 
-The scheduler and the cache are the product's; random tokens replace a model's, since only the
-bookkeeping counts. Pages and slots have the sizes of Qwen3-Next 80B-A3B in bfloat16.
+The scheduler and the cache are those of the product. Random tokens replace a model's, because only
+the bookkeeping is measured. Pages and slots have the sizes of Qwen3-Next 80B-A3B in bfloat16. A
+slot holds a snapshot: the recurrent states after the tokens of a cached prefix.
 
 Sessions of 24 turns run at the same time and share a system prompt. A turn adds a tool's result and
-an answer. Every sixth turn branches: an earlier turn is answered anew. In the middle of the session
-a line of the system prompt changes, as a date or a list of files does.
+an answer. Every sixth turn branches: an earlier turn gets a new answer. In the middle of a session
+a line of the system prompt changes, as a date or a list of files would.
 
-Reusable are the whole pages that a prompt shares with any earlier sequence, but for its last token.
+The reusable tokens of a prompt are the whole pages that it shares with any earlier sequence,
+without its last token.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class _Done:
 
 
 class RandomRunner:
-    """Gives random tokens at once."""
+    """A runner that returns random tokens immediately."""
 
     def __init__(self) -> None:
         self._source = np.random.default_rng(0)
@@ -65,7 +67,7 @@ class RandomRunner:
 
 @dataclass
 class Session:
-    """One agent's history."""
+    """The history of one agent's session."""
 
     source: np.random.Generator
     history: list[int]
@@ -76,7 +78,7 @@ class Session:
         if turn == NUM_TURNS // 2:
             self.history[LINE_AT : LINE_AT + 8] = self.source.integers(3, 50_000, 8).tolist()
         if turn % 6 == 5:
-            # An earlier turn is answered anew.
+            # An earlier turn gets a new answer.
             del self.history[self.ends[-3] :]
             del self.ends[-3:]
         self.ends.append(len(self.history))
@@ -86,7 +88,7 @@ class Session:
 
 
 class Server:
-    """Scheduler and cache, with what they report."""
+    """A scheduler with its cache, and a record of what they report."""
 
     def __init__(self, folder: Path, num_tokens: int, num_slots: int, chunk: int) -> None:
         slots = {"num_state_slots": num_slots, "max_running": 64} if num_slots else {}
@@ -130,11 +132,16 @@ class Server:
 
 
 def run(folder: Path, num_tokens: int, num_slots: int, num_sessions: int, chunk: int) -> Any:
-    """Return tokens that were reusable and found, and the most snapshots at a time."""
+    """Run all sessions.
+
+    Returns:
+        The reusable tokens, those of them that were found, the computed tokens, and the most
+        snapshots at a time.
+    """
     server = Server(folder, num_tokens, num_slots, chunk)
     system = np.random.default_rng(7).integers(3, 50_000, SYSTEM_TOKENS).tolist()
     sessions = [Session(np.random.default_rng(i), list(system)) for i in range(num_sessions)]
-    # Every page that any sequence had, by what precedes it.
+    # Hashes of all pages that any sequence had; a hash includes the tokens before the page.
     known: set[int] = set()
     reusable = found = computed = most = 0
     for turn in range(NUM_TURNS):

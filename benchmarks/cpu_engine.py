@@ -1,16 +1,16 @@
-"""Our engine (real processes, tokens streamed) beside `transformers` generate, in one run on a CPU.
+"""Our engine (real processes, streamed tokens) compared with `generate` of `transformers` on a CPU.
 
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
     python -m benchmarks.cpu_engine --beside-adapter --shape 135m 0.6b
 
-The second line measures the same engine with `--model-impl transformers` instead of `generate`: the
-price of a model that has no family.
+The second command measures the same engine with `--model-impl transformers` instead of `generate`,
+to show what a model costs for which we have no family.
 
-Both sides get random weights of one shape, prompts of 128 random ids, greedy, end-of-sequence
-ignored. Output tokens per second: all tokens of the batch over the time from the last request's
-first token to the end (decode), so prefill does not blur it; prefill is timed separately. A figure
-is the best of `--repeat` runs. The sides alternate, since other load on the machine only slows
-down.
+Both sides get random weights of the same shape and prompts of 128 random ids; decoding is greedy
+and ignores the end-of-sequence token. Output tokens per second are all tokens of the batch over the
+time from the last request's first token to the end, so they do not include prefill, which is timed
+separately. A figure is the best of `--repeat` runs. The sides alternate; other load on the machine
+only makes a run slower, so the best run is the least disturbed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SERVER_OPTIONS = (
 
 
 class Ours:
-    """The engine's own processes, measured as in `bench offline`."""
+    """Our engine's own processes, measured as in `bench offline`."""
 
     def __init__(self, engine: EngineTarget) -> None:
         self.engine = engine
@@ -71,7 +71,7 @@ class Ours:
 
 
 class Transformers:
-    """`generate` on the same shape in this process."""
+    """`generate` of `transformers` on the same shape in this process."""
 
     def __init__(self, folder: Path, threads: int, dtype: str = "bfloat16") -> None:
         import torch
@@ -109,7 +109,7 @@ class Transformers:
 
 
 async def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one shape; the sides alternate."""
+    """Measure all figures of one shape; the sides alternate."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = write_shape(shape, Path(name) / shape)
         model = ["--model-path", str(folder), "--load-format", "dummy"]
@@ -130,7 +130,7 @@ async def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def started(line: list[str]) -> AsyncIterator[EngineTarget]:
-    """An engine with these options."""
+    """Run an engine with these options."""
     with engine_config(None, line) as config:
         async with running_engine(config) as engine:
             yield engine
@@ -142,7 +142,7 @@ async def compare(
     theirs: Transformers | Ours | None,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Both sides alternately, ours on `engine`."""
+    """Measure both sides alternately, our side on `engine`."""
     ours = Ours(engine)
     result: dict[str, Any] = {"shape": shape, "ready_s": round(engine.start_s, 2)}
     other_name = "adapter" if options.beside_adapter else "transformers"
@@ -165,7 +165,7 @@ async def compare(
 
 
 def pair(mine: list[float], other: list[float], name: str) -> dict[str, float]:
-    """The best of each side, and the factor by which ours is faster."""
+    """Return the best figure of each side, and the factor by which ours is faster."""
     found = {"headrace": round(max(mine), 1)}
     if other:
         found[name] = round(max(other), 1)

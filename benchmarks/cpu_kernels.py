@@ -2,9 +2,10 @@
 
 Run: python -m benchmarks.cpu_kernels [--only linear,attention] [--threads 2] [--json out.json]
 
-"small" has hidden 384, 6/2 heads of 64, intermediate 1024, vocabulary 8192; "0.5b" has hidden
-896, 14/2 heads of 64, intermediate 4864, vocabulary 151936. A figure is the median of the
-repeats in microseconds; candidates of one shape alternate, so that other load affects all of them.
+"small" has hidden size 384, 6 heads and 2 key/value heads of 64, intermediate size 1024 and a
+vocabulary of 8192. "0.5b" has hidden size 896, 14 heads and 2 key/value heads of 64, intermediate
+size 4864 and a vocabulary of 151936. A figure is the median of the repeats in microseconds. The
+candidates of a shape alternate, so that other load on the machine affects all of them.
 """
 
 import argparse
@@ -97,7 +98,7 @@ def attention_cases(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Can
         indptr = torch.arange(0, batch * new + 1, new, dtype=torch.int32)
         args = (q, k_cache, v_cache, table, lens, indptr, dim**-0.5, -1, None)
         candidates: Candidates = {"ours": lambda args=args: ours.paged_attention(*args)}
-        # Torch gets dense keys for free and without a page table.
+        # torch gets its keys in a dense tensor without a block table, which is not timed.
         k, v = (random(batch, kv_heads, length, dim, dtype=dtype) for _ in "kv")
         dense_q = random(batch, heads, new, dim, dtype=dtype)
         mask = None

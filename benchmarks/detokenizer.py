@@ -1,10 +1,11 @@
-"""CPU time of a streamed token from the scheduler's message to the client's stream, by batch size.
+"""CPU time per streamed token from the scheduler's message to the client's stream.
 
     python -m benchmarks.detokenizer [--tokenizer FOLDER] [--json out.json]
 
-Per step of a batch, the detokenizer decodes the message, decodes the tokens and encodes its answer;
-the front decodes that answer and passes each delta to its stream. Sockets and SSE are excluded.
-Figures are microseconds of process time per token, the best of `--repeat` runs.
+At each step of a batch, the detokenizer decodes the message, decodes the tokens and encodes its
+answer. The front decodes this answer and passes each delta to its stream. Sockets and SSE are not
+included. Figures are microseconds of process time per token by number of streams, the best of
+`--repeat` runs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CASES: dict[str, dict[str, object]] = {
 
 @dataclass
 class Row:
-    """One line of the table; times in microseconds a token."""
+    """One line of the table; times are in microseconds per token."""
 
     tokenizer: str
     decoder: str

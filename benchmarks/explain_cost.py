@@ -1,11 +1,12 @@
-"""What explanations of requests cost the scheduler and the front, in turns with and without.
+"""Time that explanations of requests cost the scheduler and the front.
 
     python -m benchmarks.explain_cost [--rounds 40] [--requests 64] [--tokens 64] [--json FILE]
 
-The worker's part runs the real scheduler, cache and planner over a model that costs nothing, so its
-figures are microseconds of scheduling alone. `without` replaces what notes times by functions that
-do nothing. Rounds alternate, and the least of each kind is compared: noise of a busy machine only
-adds. The front's part and the joining of both halves are measured alone, for one request.
+The worker's part runs the real scheduler, cache and planner with a model that takes no time, so its
+figures are microseconds of scheduling alone. For `without`, the functions that record times are
+replaced by functions that do nothing. Rounds with and without alternate, and the minimum of each is
+compared, because other load on the machine only adds time. The front's part, which also joins both
+halves of an explanation, is measured alone, for one request.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ PROMPT = 40
 
 @contextlib.contextmanager
 def _without() -> Iterator[None]:
-    """Note nothing in the scheduler."""
+    """Replace the functions of the scheduler that record times by functions that do nothing."""
 
     def ignore(*args: Any, **options: Any) -> None:
         del args, options
 
     note = StepNote(0.0)
 
-    # A mock that is called would cost more than what it replaces.
+    # A mock would take more time than the function that it replaces.
     def plan(*args: Any) -> StepNote:
         del args
         return note
@@ -63,7 +64,7 @@ def _without() -> Iterator[None]:
 
 
 def schedule(folder: Path, num_requests: int, num_tokens: int) -> float:
-    """Process time to run all requests to their end, in seconds."""
+    """Return the process time to run all requests to their end, in seconds."""
     # Prompts share their first page, as those of one application do.
     pages = num_requests * -(-(PROMPT + num_tokens) // 4) + num_requests
     harness = Harness(
@@ -83,7 +84,7 @@ def schedule(folder: Path, num_requests: int, num_tokens: int) -> float:
 
 
 def front(num_requests: int) -> float:
-    """Process time of the front's part for one request, its end included, in seconds."""
+    """Return the process time of the front's part for one request, its end included, in seconds."""
     history = RequestHistory()
     spec = RequestSpec(row=RowSpec(sampling=SamplingParams(max_new_tokens=8, seed=1)))
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(RequestTimes)

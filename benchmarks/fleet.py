@@ -1,17 +1,17 @@
-"""Simulates a fleet: agent sessions over many replicas, with our router, scheduler and cache.
+"""Simulates agent sessions over many replicas, with our router, scheduler and cache.
 
     python -m benchmarks.fleet [--replicas 64] [--sessions 512] [--json out.json]
 
-Everything but the model is the product's own code: each replica is a `Scheduler` with its
-`CacheManager`, and `Router` chooses among them. A step's duration is computed from its plan by
-figures that were measured on an H200 with the 8B shape in bfloat16
-(`benchmarks/results/h200/README.md`): 42,500 prompt tokens a second, and 4.1 ms for a decode step,
-plus 25 microseconds for each further row. Simulated time is the only time in the report.
+All code except the model is the product's: each replica is a `Scheduler` with its `CacheManager`,
+and `Router` chooses among them. A step's duration is computed from its plan with figures that were
+measured on an H200 with the 8B shape in bfloat16 (`benchmarks/results/h200/README.md`): 42,500
+prompt tokens per second, and 4.1 ms for a decode step, plus 25 microseconds for each further row.
+All times in the report are simulated.
 
-A session is an agent's: a system text that it shares with all sessions of its kind, then turns,
-each of which sends the whole conversation with the answer before and a tool's result. Between turns
-a tool runs. One turn in eight goes back to an earlier turn (a branch), and one session in sixteen
-changes a line of its system text half-way, after which nothing can be reused.
+A session is that of an agent. It begins with a system text that all sessions of its kind share.
+Each turn sends the whole conversation with the previous answer and a tool's result. A tool runs
+between turns. One turn in eight returns to an earlier turn (a branch). One session in sixteen
+changes a line of its system text half-way; nothing after this line can then be reused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Pending:
 
 
 class TimedRunner:
-    """Samples the same token for every row; says how long a step would have taken."""
+    """A runner that returns the same token for every row and computes a step's duration."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -82,7 +82,7 @@ class Turn:
 
     Attributes:
         prompt: token ids.
-        reusable: tokens at its beginning that an earlier request of the fleet had.
+        reusable: number of tokens at its beginning that an earlier request of the fleet also had.
         num_output: tokens to generate.
     """
 
@@ -93,7 +93,7 @@ class Turn:
 
 @dataclass
 class Session:
-    """An agent's conversation, a turn at a time."""
+    """An agent's conversation, which yields one turn at a time."""
 
     draw: random.Random
     system: list[int]
@@ -102,7 +102,7 @@ class Session:
     history: list[list[int]] = field(default_factory=list)
 
     def turns(self) -> Iterator[Turn]:
-        """Each turn, once the one before has its answer."""
+        """Yield each turn; the next one is requested after this one has its answer."""
         conversation, reusable = list(self.system), len(self.system)
         for number in range(self.num_turns):
             if self.history and self.draw.random() < 1 / 8:
@@ -125,7 +125,7 @@ class Session:
 
 
 class SimulatedReplica:
-    """A scheduler in simulated time."""
+    """A scheduler that runs in simulated time."""
 
     def __init__(self, fleet: Fleet, rank: int, folder: Path, pool_tokens: int) -> None:
         self.fleet = fleet
@@ -161,7 +161,10 @@ class SimulatedReplica:
         self.ended += [end.request_id for end in message.ends]
 
     def turn(self, now: float) -> float | None:
-        """Compute a step that begins now; return when it ends, or `None` if there is none."""
+        """Compute a step that begins at `now`.
+
+        Return when it ends, or `None` if there is no work.
+        """
         self.started, self.ended = [], []
         self.scheduler.step()
         if not (self.scheduler.has_work or self.ended or self.started):
@@ -170,7 +173,7 @@ class SimulatedReplica:
 
 
 class Fleet:
-    """All replicas, the router before them, and the clock."""
+    """All replicas, the router in front of them, and the simulated clock."""
 
     def __init__(self, options: argparse.Namespace, method: str, folder: Path) -> None:
         self.replicas = [
@@ -188,17 +191,17 @@ class Fleet:
         self.end_s = 0.0
 
     def at(self, when: float, what: Any) -> None:
-        """Call `what(when)` at a moment of simulated time."""
+        """Call `what(when)` at the simulated time `when`."""
         heapq.heappush(self.events, (when, next(self._order), what))
 
     def run(self) -> None:
-        """Run until nothing is left to do."""
+        """Run all events in order until none are left."""
         while self.events:
             self.end_s, _, what = heapq.heappop(self.events)
             what(self.end_s)
 
     def send(self, now: float, turn: Turn, then: Any) -> None:
-        """Send a request; `then(when)` is called once its answer is complete."""
+        """Send a request; `then(when)` is called when its answer is complete."""
         ids = np.array(turn.prompt, dtype=np.int32).tobytes()
         link = self.router.choose(ids, "")
         replica = self.replicas[link.rank]
@@ -242,7 +245,7 @@ class Fleet:
 
 
 def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run all sessions with one way of routing."""
+    """Run all sessions with one method of routing."""
     draw = random.Random(0)
     kinds = [
         [draw.randrange(VOCAB_SIZE) for _ in range(options.system_len)]

@@ -1,11 +1,11 @@
-"""CPU time of the front for a request and for each token of its stream.
+"""CPU time of the front per request and per token of its stream.
 
     python -m benchmarks.front [--prompt 512] [--streams 64] [--tokens 100] [--json out.json]
 
 The whole application runs in this process, from uvicorn's call to the message for the scheduler,
 and from the detokenizer's deltas to the events. Sockets, HTTP parsing and the other processes are
-excluded. Figures are microseconds of process time, the best of `--repeat` runs: all streams are
-opened at once, then each step sends a token to every stream.
+not included. All streams are opened at once; then each step sends a token to every stream. Figures
+are microseconds of process time, the best of `--repeat` runs.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from runtime.ipc.messages import (
 from tests.support.fake_server import FakeServer
 
 VOCAB_SIZE = 150_000
-# Loop iterations after which every stream has sent the tokens of a step.
+# Iterations of the event loop after which every stream has sent the tokens of a step.
 TURNS_PER_STEP = 6
 
 
 @dataclass
 class Row:
-    """One line of the table; times in microseconds.
+    """One line of the table; times are in microseconds.
 
     Attributes:
-        token_us: for one token of one stream.
-        events_per_token: below 1 if tokens were merged.
+        token_us: time for one token of one stream.
+        events_per_token: below 1 if several tokens share an event.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Row:
 
 
 class Bench:
-    """Streams of one route, whose tokens `wave` generates."""
+    """Streams of one route; `wave` generates their tokens."""
 
     def __init__(self, path: str, body: dict[str, Any], folder: Path) -> None:
         server = FakeServer(folder)
@@ -104,7 +104,7 @@ class Bench:
         self._num_ended += 1
 
     async def wave(self, num_streams: int, num_tokens: int) -> tuple[float, float]:
-        """Process time to open all streams, and of all their tokens, in seconds."""
+        """Return the seconds of process time to open all streams, and those of all their tokens."""
         self._running.clear()
         self._num_ended = 0
         self.num_events = 0

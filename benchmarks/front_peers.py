@@ -1,11 +1,11 @@
-"""The peers of a measured front: a worker that answers immediately, and the clients.
+"""The processes around a measured front: a worker that answers immediately, and clients.
 
     python -m benchmarks.front_peers worker RUN_FOLDER [--step-ms 20]
     python -m benchmarks.front_peers clients PORT
 
-The worker answers a request with its first token immediately, and every `--step-ms` sends one more
-token to all running requests. Clients read one `Wave` per line from standard input, and write a
-`Done` for each; `benchmarks.front` starts both.
+The worker answers a request with its first token immediately, and sends one more token to all
+running requests every `--step-ms`. The clients read one `Wave` per line from standard input, and
+write a `Done` for each to standard output. `benchmarks.front_sockets` starts both processes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.transport import Inbox, Outbox, detokenizer_address, scheduler_address
 
-# In any byte-level vocabulary: plain characters.
+# In any byte-level vocabulary these tokens are plain characters.
 _TOKENS = range(40, 80)
 
 
 class Wave(msgspec.Struct):
-    """Requests on a number of connections at once, sequential on each."""
+    """Requests on several connections at once, one after the other on each connection."""
 
     head: str
     body: str
@@ -47,23 +47,23 @@ class Wave(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """The result of a wave: events of its streams, including their end markers."""
+    """The result of a wave: the number of events of its streams, including end markers."""
 
     num_events: int
 
 
 class Worker:
-    """Generates tokens for every request, without a model."""
+    """Generates tokens for every request without a model."""
 
     def __init__(self, outbox: Outbox) -> None:
-        """Send tokens to `outbox`."""
+        """Send tokens to `outbox`; there are no requests yet."""
         self._outbox = outbox
         # Remaining tokens, by request.
         self._left: dict[int, int] = {}
         self._tokens = itertools.cycle(_TOKENS)
 
     def begin(self, requests: list[GenerateRequest]) -> None:
-        """Send the first token of each."""
+        """Send the first token of each request."""
         starts = []
         for request in requests:
             spec, sampling = request.spec, request.spec.sampling
@@ -102,7 +102,7 @@ class Worker:
 
 
 def run_worker(run_folder: Path, step_s: float) -> None:
-    """Serve until the process is ended."""
+    """Serve requests until the process is terminated."""
     context: zmq.Context[Any] = zmq.Context()
     inbox: Inbox[SchedulerInbound] = Inbox(
         context, scheduler_address(run_folder, 0), SchedulerInbound
@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's own transport, which has all of its methods.
+        # The transport is uvloop's, which has all methods of `asyncio.Transport`.
         self._transport = cast("asyncio.Transport", transport)
         self._ask()
 
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.close()
                 self.done.set_result(None)
         elif len(self._received) > 4096:
-            # The head is parsed already; of a stream only its end matters.
+            # The head is parsed already. Of a stream only the end matters, so the rest is dropped.
             self._received = self._received[:1024] + self._received[-64:]
 
     def _is_over(self) -> bool:
@@ -177,7 +177,7 @@ async def _ask_all(port: int, wave: Wave) -> Done:
 
 
 def run_clients(port: int) -> None:
-    """Send waves until standard input ends."""
+    """Run the waves from standard input until it ends."""
     decoder = msgspec.json.Decoder(Wave)
     for line in sys.stdin:
         done = uvloop.run(_ask_all(port, decoder.decode(line)))

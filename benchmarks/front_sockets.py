@@ -1,17 +1,18 @@
-"""CPU time of a front and its detokenizer, including sockets, HTTP and messages.
+"""CPU time of the front and the detokenizer, including sockets, HTTP and messages.
 
     python -m benchmarks.front_sockets [--streams 512] [--tokens 40] [--json out.json]
 
 The front is this process: uvicorn with the server's own protocol, the whole application with its
-access log, the client and its sockets. The detokenizer is the server's. A worker without a model
-answers immediately (`benchmarks.front_peers`), and clients are a separate process; neither counts.
-Figures are microseconds of processor time of all threads of the process, the best of `--repeat`:
+access log, the engine's client and its sockets. The detokenizer is the server's. A worker without a
+model answers immediately (`benchmarks.front_peers`). HTTP clients are a separate process. Worker
+and clients are not measured. Figures are microseconds of processor time of all threads of the
+process, the best of `--repeat` runs:
 
 - a whole answer of one token on a persistent connection, `--connections` at a time;
 - a stream of one token, `--streams` opened at once, each on its own connection;
-- a further token of each of these streams, for the front and for the detokenizer.
+- a further token of each of these streams, in the front and in the detokenizer.
 
-The last line is the cost of garbage collections in the front: with the server's settings, or with
+The last line is the time of garbage collections in the front, with the server's settings, or with
 Python's defaults under `--no-settle`.
 """
 
@@ -65,7 +66,7 @@ _HEADERS = (
 
 @dataclass
 class Row:
-    """One line of the table; times in microseconds."""
+    """One line of the table; times are in microseconds."""
 
     path: str
     whole_us: float
@@ -83,7 +84,10 @@ class Setup:
         self._detokenizer = detokenizer
 
     async def wave(self, wave: Wave) -> tuple[float, float, int]:
-        """Processor seconds of front and detokenizer, and the number of events."""
+        """Run a wave.
+
+        Return processor seconds of front and detokenizer, and the number of events.
+        """
         assert self._clients.stdin is not None
         assert self._clients.stdout is not None
         begin, begin_there = time.process_time(), _process_time(self._detokenizer.pid)
@@ -107,10 +111,14 @@ async def _receive(client: EngineClient, inbox: AsyncInbox[FrontInbound]) -> Non
 
 
 class Collections:
-    """Seconds of each garbage collection in the context, with or without the server's settings."""
+    """Records the seconds of each garbage collection while the context is open.
+
+    Attributes:
+        seconds: seconds of each collection.
+    """
 
     def __init__(self, *, settled: bool) -> None:
-        """Start with the context."""
+        """Choose the server's settings (`settled`) or Python's defaults."""
         self.seconds: list[float] = []
         self._settled = settled
         self._since = self._began = self._cpu_s = 0.0
@@ -144,7 +152,7 @@ class Collections:
 
 @contextlib.asynccontextmanager
 async def start(folder: Path, step_ms: float) -> AsyncIterator[Setup]:
-    """Start everything, in `folder`."""
+    """Start the front and the processes around it, with their files in `folder`."""
     server = FakeServer(folder)
     client = server.context.client
     client.limits = EngineLimits(2**17, 2**24, VOCAB_SIZE)

@@ -1,12 +1,12 @@
-"""How near our logits and llama.cpp's are to float32, and the perplexity of both, on GGUF files.
+"""The distance of our and llama.cpp's logits from float32, and the perplexity of both (GGUF).
 
     python -m benchmarks.gguf_accuracy [smollm2 gemma3 qwen2.5-coder] --llama-python VENV/bin/python
 
-The files are those of `tools.real_models`. The text is the language reference that Python's
-standard library contains (`pydoc_data.topics`), in windows of 512 tokens, each beginning anew.
-Perplexity is over all tokens of all windows (`--tokens`); divergence (KL, in nats) and agreement of
-the most probable token are over the first `--positions`, against `transformers` in float32 with the
-numbers that the blocks stand for.
+The files are those of `tools.real_models`. The text is the language reference in Python's standard
+library (`pydoc_data.topics`), in windows of 512 tokens, each with a new context. Perplexity is over
+all tokens of all windows (`--tokens`). Divergence (KL, in nats) and agreement of the most probable
+token are over the first `--positions` tokens. They are measured against `transformers` in float32
+with the numbers that the file's blocks represent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW = 512
 
 
 def windows(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
-    """Token ids of the text, each window with what the tokenizer puts in front."""
+    """Return token ids of the text in windows, each with the tokenizer's beginning tokens."""
     start = tokenizer.encode("")
     text = "\n\n".join(topics[name] for name in sorted(topics))
     ids = tokenizer.encode(text[: num_tokens * 8], add_special_tokens=False)[:num_tokens]
@@ -43,13 +43,13 @@ def windows(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
 
 
 def negative_log_likelihood(logits: Tensor, ids: list[int]) -> float:
-    """The sum over a window's tokens but the first."""
+    """Return the sum over all tokens of a window except the first."""
     rows, wanted = logits[:-1].float(), torch.tensor(ids[1:])
     return float((rows.logsumexp(-1) - rows.gather(1, wanted[:, None])[:, 0]).double().sum())
 
 
 def distance(expected: Tensor, found: Tensor) -> tuple[float, float]:
-    """Sums over positions: divergence, and how many most probable tokens are the same."""
+    """Return sums over positions: the divergence, and the number of equal most probable tokens."""
     first, second = expected.log_softmax(-1), found.log_softmax(-1)
     divergence = (first.exp() * (first - second)).sum(-1)
     same = expected.argmax(-1) == found.argmax(-1)
@@ -57,7 +57,7 @@ def distance(expected: Tensor, found: Tensor) -> tuple[float, float]:
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one file."""
+    """Measure all figures of one file."""
     path, texts = path_of(name), windows(Tokenizer.from_folder(path_of(name)), options.tokens)
     model = load(path)
     count = sum(len(ids) - 1 for ids in texts)

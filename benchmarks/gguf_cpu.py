@@ -1,18 +1,19 @@
-"""GGUF files on a CPU: our engine beside llama.cpp and `transformers`, in one run.
+"""GGUF files on a CPU: our engine compared with llama.cpp and `transformers` in one run.
 
     python -m benchmarks.gguf_cpu FILE.gguf... --llama-python VENV/bin/python [--json out.json]
 
-`--llama-python` is the interpreter of an environment with `llama-cpp-python` that was built on this
-machine (`pip install --no-binary llama-cpp-python llama-cpp-python`); without it llama.cpp is left
-out. All sides get the same file, prompts and threads, and take turns, since other load on the
-machine only slows down; a figure is the best of `--repeat` turns.
+`--llama-python` is the interpreter of an environment whose `llama-cpp-python` was built on this
+machine (`pip install --no-binary llama-cpp-python llama-cpp-python`). Without this option llama.cpp
+is not measured. All sides get the same file, prompts and threads, and take turns. Other load on the
+machine only makes a turn slower, so a figure is the best of `--repeat` turns.
 
-Output tokens per second at each batch size: prompts of 128 random ids, greedy, end-of-sequence
-ignored, after the first token of the last prompt. Ours are streamed by the engine's own processes;
-of llama.cpp only `llama_decode` counts (`benchmarks.gguf_peer`), with its defaults. Input tokens
-per second: one prompt of 1024. `read` is the speed of reading memory with the same threads, from an
-array of the file's size; `of_read` is the part of it that batch 1 uses: bytes of the file per token
-over that speed. `transformers` runs the same weights, widened to its `--transformers-dtype`.
+Output tokens per second are measured at each batch size with prompts of 128 random ids. Decoding is
+greedy and ignores the end-of-sequence token; time counts from the first token of the last prompt.
+Our tokens are streamed by the engine's own processes. Of llama.cpp only `llama_decode` counts, with
+its defaults (`benchmarks.gguf_peer`). Input tokens per second are those of one prompt of 1024
+tokens. `read` is the speed of reading memory with the same threads, from an array of the file's
+size. `of_read` is the share of this speed that batch 1 uses: bytes of the file per token, over
+`read`. `transformers` runs the same weights, converted to `--transformers-dtype`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ SERVER_OPTIONS = (
     *("--max-total-tokens", "16384", "--max-running-requests", "32"),
     *("--chunked-prefill-size", "1024", "--disable-radix-cache", "--random-seed", "0"),
 )
-# Sequences of llama.cpp's context: it divides `n_ctx` evenly.
+# Tokens per sequence in llama.cpp's context, which divides `n_ctx` evenly.
 CONTEXT = 1056
 
 
 class LlamaCpp:
-    """`benchmarks.gguf_peer` in its own interpreter, which need not have our packages."""
+    """`benchmarks.gguf_peer` in an interpreter of its own, which need not have our packages."""
 
     def __init__(self, python: Path, path: Path, threads: int, batch: int, length: int) -> None:
         script = Path(__file__).with_name("gguf_peer.py")
@@ -65,7 +66,7 @@ class LlamaCpp:
         )
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Send one question and wait for its answer.
+        """Send one question and return its answer.
 
         Raises:
             RuntimeError: the process ended.
@@ -90,7 +91,7 @@ class LlamaCpp:
 def llama_cpp(
     python: Path, path: Path, threads: int, batch: int, length: int = CONTEXT
 ) -> Iterator[LlamaCpp]:
-    """A running `LlamaCpp`, ready for questions."""
+    """Run a `LlamaCpp` that is ready for questions."""
     peer = LlamaCpp(python, path, threads, batch, length)
     try:
         yield peer
@@ -99,18 +100,18 @@ def llama_cpp(
 
 
 class Widened(Transformers):
-    """`generate` on the numbers that a file's blocks stand for."""
+    """`generate` of `transformers` on the shape of a GGUF file, with floats."""
 
     def __init__(self, path: Path, threads: int, dtype: str) -> None:
         config, _ = gguf_configs(path)
         with tempfile.TemporaryDirectory(prefix="bench-") as name:
-            # Random weights: a time does not depend on them.
+            # The weights are random, because times do not depend on them.
             (Path(name) / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
             super().__init__(Path(name), threads, dtype)
 
 
 async def generate(engine: EngineTarget, prompts: list[list[int]], num_tokens: int) -> float:
-    """Output tokens per second of ours after the last prompt's first token."""
+    """Return our output tokens per second after the last prompt's first token."""
     requests = [
         BenchRequest(prompt_len=len(ids), output_len=num_tokens, input_ids=ids) for ids in prompts
     ]
@@ -127,14 +128,14 @@ async def generate(engine: EngineTarget, prompts: list[list[int]], num_tokens: i
 
 
 async def prompt(engine: EngineTarget, ids: list[int]) -> float:
-    """Input tokens per second of ours."""
+    """Return our input tokens per second for one prompt."""
     request = BenchRequest(prompt_len=len(ids), output_len=1, input_ids=ids)
     (record,) = await run_at_once([request], engine)
     return len(ids) / record.e2e_s
 
 
 def read_speed(num_bytes: int) -> float:
-    """Bytes per second of a sum over memory, the best of 5."""
+    """Return the bytes per second of a sum over memory, the best of 5."""
     memory = torch.ones(num_bytes // 8, dtype=torch.int64)
     best = float("inf")
     for _ in range(5):
@@ -145,7 +146,7 @@ def read_speed(num_bytes: int) -> float:
 
 
 class Sides:
-    """What takes turns on one file."""
+    """The sides that take turns on one file."""
 
     def __init__(self, engine: EngineTarget, path: Path, options: argparse.Namespace) -> None:
         self.engine = engine
@@ -158,7 +159,7 @@ class Sides:
             self.transformers = Widened(path, options.threads, options.transformers_dtype)
 
     async def output(self, prompts: list[list[int]], num_tokens: int) -> dict[str, float]:
-        """Output tokens per second of each side."""
+        """Return output tokens per second of each side."""
         times: dict[str, list[float]] = {"headrace": [], "llama.cpp": [], "transformers": []}
         for _ in range(self.repeat):
             times["headrace"].append(await generate(self.engine, prompts, num_tokens))
@@ -171,7 +172,7 @@ class Sides:
         return best(times)
 
     async def input(self, ids: list[int]) -> dict[str, float]:
-        """Input tokens per second of each side."""
+        """Return input tokens per second of each side."""
         times: dict[str, list[float]] = {"headrace": [], "llama.cpp": [], "transformers": []}
         for _ in range(self.repeat + 1):
             times["headrace"].append(await prompt(self.engine, ids))
@@ -183,7 +184,7 @@ class Sides:
 
 
 async def compare(path: Path, num_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one file."""
+    """Measure all figures of one file."""
     config, _ = gguf_configs(path)
     rng, vocab_size = random.Random(0), int(config["vocab_size"])
 
@@ -218,7 +219,7 @@ async def compare(path: Path, num_bytes: int, options: argparse.Namespace) -> di
 
 
 def best(times: dict[str, list[float]]) -> dict[str, float]:
-    """The best of each side, and how many times llama.cpp's ours is."""
+    """Return the best figure of each side, and ours as a multiple of the others."""
     found = {side: round(max(speeds), 1) for side, speeds in times.items() if speeds}
     for side in ("llama.cpp", "transformers"):
         if side in found:

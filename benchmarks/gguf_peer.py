@@ -1,9 +1,9 @@
 """llama.cpp on a GGUF file, for `benchmarks.gguf_cpu` and `benchmarks.gguf_accuracy`.
 
-It runs in an interpreter of its own, one that has `llama-cpp-python`, and answers lines of JSON on
+It runs in an interpreter of its own, which has `llama-cpp-python`, and answers lines of JSON on
 standard input with lines of JSON on standard output. Only the low-level binding is used, so a time
-is that of `llama_decode` and `llama_synchronize` alone, as in `llama-batched-bench`: neither
-Python nor the choice of the next token counts.
+is that of `llama_decode` and `llama_synchronize` alone, as in `llama-batched-bench`. It includes
+neither Python nor the choice of the next token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llama_cpp import llama_cpp as binding
 
 
 class Model:
-    """A file with one context for up to `sequences` sequences of `length` tokens."""
+    """A GGUF file with one context for up to `sequences` sequences of `length` tokens."""
 
     def __init__(self, path: str, threads: int, sequences: int, length: int) -> None:
         started = time.perf_counter()
@@ -46,7 +46,7 @@ class Model:
     def decode(
         self, tokens: list[int], positions: list[int], sequences: list[int], wanted: list[bool]
     ) -> float:
-        """Seconds of one call."""
+        """Return the seconds of one call of `llama_decode`."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -61,7 +61,7 @@ class Model:
         return time.perf_counter() - started
 
     def logits(self, rows: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The logits of the last call's wanted tokens, `[rows, vocab_size]`; a view."""
+        """Return the logits of the last call's wanted tokens, `[rows, vocab_size]`, a view."""
         pointer = binding.llama_get_logits(self.context)
         return np.ctypeslib.as_array(
             ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (rows, self.vocab_size)
@@ -77,7 +77,7 @@ class Model:
         return seconds
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> float:
-        """Output tokens per second after the first of each sequence, greedy."""
+        """Return output tokens per second after the first token of each sequence, greedy."""
         self.forget()
         tokens = []
         for sequence, ids in enumerate(prompts):
@@ -91,14 +91,14 @@ class Model:
         return len(prompts) * (num_tokens - 1) / seconds
 
     def window(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Logits of each of up to 512 tokens."""
+        """Return the logits of each of up to 512 tokens."""
         self.forget()
         self.decode(ids, list(range(len(ids))), [0] * len(ids), [True] * len(ids))
         return self.logits(len(ids))
 
 
 def answer(model: Model, ask: dict[str, Any]) -> dict[str, Any]:
-    """Do what one line asks for."""
+    """Return the answer to one question."""
     match ask["do"]:
         case "ready":
             info = binding.llama_print_system_info().decode()

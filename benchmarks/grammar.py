@@ -1,4 +1,4 @@
-"""Throughput of masked decoding against free decoding, in one run, at the worker.
+"""Throughput of decoding with a grammar mask compared with free decoding, in the worker.
 
 `python -m benchmarks.grammar [--backend xgrammar] [--batch 32] [--tokens 128] [--rounds 15]`
 
@@ -20,7 +20,7 @@ from headrace.demo import MODEL_PATH
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 
-# Never ends early, so that both sides generate the same number of tokens.
+# The grammar never ends early, so that both sides generate the same number of tokens.
 SCHEMA = {
     "type": "array",
     "items": {
@@ -34,7 +34,7 @@ SCHEMA = {
 
 @dataclass
 class Speed:
-    """One batch's tokens per second, by wall time and by this process's processor time."""
+    """Tokens per second of one batch, by wall time and by this process's processor time."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float

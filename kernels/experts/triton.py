@@ -8,8 +8,9 @@ rows of the second products.
 
 Microseconds of a layer of Qwen1.5-MoE on an H200 (`benchmarks.h200.experts`):
 
-    kernels                   1 token  64 tokens  8192 tokens these kernels                  36
-    258         1466 torch's grouped products      105        463         2298
+    kernels                   1 token  64 tokens  8192 tokens
+    these kernels                  36        258         1466
+    torch's grouped products      105        463         2298
 """
 
 from abc import abstractmethod

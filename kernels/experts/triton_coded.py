@@ -7,8 +7,9 @@ time.
 
 Microseconds of a layer of Qwen3-30B-A3B on an H200 (`benchmarks.h200.experts --forms w4a16`):
 
-    weights      1 token  64 tokens  1024 tokens 4-bit codes       28        122          328 bf16
-    40        314          601
+    weights      1 token  64 tokens  1024 tokens
+    4-bit codes       28        122          328
+    bf16              40        314          601
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

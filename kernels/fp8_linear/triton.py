@@ -9,8 +9,9 @@ to bfloat16 inside the product.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 
-    weight      1 token      64 tokens    2048 tokens 28672x4096  75 and 42    84 and 53    669 and
-    353 896x896     2.2 and 4.4  4.2 and 6.5  8.2 and 10.4
+    weight      1 token      64 tokens    2048 tokens
+    28672x4096  75 and 42    84 and 53    669 and 353
+    896x896     2.2 and 4.4  4.2 and 6.5  8.2 and 10.4
 
 The times of 896x896 include the rounding of the activations; a matrix of this size is too small to
 become faster. The tiles are the fastest of those that were tried on the H100.

@@ -4,8 +4,9 @@ A number of the weight is `(code - zero) * scale` with a code of 4 or 8 bits, or
 (E2M1) times a power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes in
 memory: GPU kernels convert them inside the product, and CPU kernels multiply by stored blocks.
 
-    codes = Grouped("int4", codes, scales, zeros, group=128) product = pack([codes], bias)       # a
-    PackedLinear; several matrices lie one below the other y = product(x)
+    codes = Grouped("int4", codes, scales, zeros, group=128)
+    product = pack([codes], bias)       # a PackedLinear; matrices are stacked along the rows
+    y = product(x)
 
 If the columns of a group are scattered (GPTQ's act order), the columns of the weight and of `x` are
 sorted by group.

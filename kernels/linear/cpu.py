@@ -5,13 +5,19 @@ copy can be dropped. The table has medians in microseconds, bfloat16, 2 threads 
 AVX-512 BF16, torch 2.13. It is one run on a quiet machine, made when the panels still ran on OpenMP
 threads. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes again:
 
-    out x in, tokens          here    mkldnn   F.linear 640 x 384, 1               8.6      28.4
-    39.8 640 x 384, 32             38.9      51.2       62.9 384 x 1024, 1              7.6
-    21.9       36.9 8192 x 384, 1             48.3      65.3      175.0 8192 x 384, 512
-    7531      7470       7887 1152 x 896, 8             42.0      58.8       88.9 9728 x 896, 1 125
-    153        400 9728 x 896, 512          19968     20084      21129 896 x 4864, 1
-    64.1      82.5        204 896 x 4864, 512           9783     10093      10189 151936 x 896, 1
-    8135      9329      15177 151936 x 896, 32         22076     23451      34137
+    out x in, tokens          here    mkldnn   F.linear
+    640 x 384, 1               8.6      28.4       39.8
+    640 x 384, 32             38.9      51.2       62.9
+    384 x 1024, 1              7.6      21.9       36.9
+    8192 x 384, 1             48.3      65.3      175.0
+    8192 x 384, 512           7531      7470       7887
+    1152 x 896, 8             42.0      58.8       88.9
+    9728 x 896, 1              125       153        400
+    9728 x 896, 512          19968     20084      21129
+    896 x 4864, 1             64.1      82.5        204
+    896 x 4864, 512           9783     10093      10189
+    151936 x 896, 1           8135      9329      15177
+    151936 x 896, 32         22076     23451      34137
 
 In float32 the difference is similar with few tokens, and there is none with many. Without AVX-512
 BF16, the same panels are converted in registers. This is still faster than oneDNN: 384 x 1024 with
@@ -21,8 +27,11 @@ does not pack bfloat16 at all.
 On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles. Microseconds on this
 machine:
 
-    out x in, tokens          here    mkldnn 640 x 384, 1               9.2      21.0 9728 x 896, 32
-    540       499 9728 x 896, 512           4678      8193 1152 x 896, 512            710       387
+    out x in, tokens          here    mkldnn
+    640 x 384, 1               9.2      21.0
+    9728 x 896, 32             540       499
+    9728 x 896, 512           4678      8193
+    1152 x 896, 512            710       387
 
 oneDNN is faster for some products of many tokens, but not by enough to hold every weight twice.
 

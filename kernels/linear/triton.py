@@ -14,7 +14,8 @@ programs share the columns of one block (`kernels.triton_support.split_k`).
 (`benchmarks/h200/linear.py`); those for more than 16 tokens were measured in whole steps.
 Milliseconds of a step with cuBLAS and with this kernel:
 
-    shape  32 tokens      64 tokens 8B     5.05 and 4.73  5.30 and 5.15
+    shape  32 tokens      64 tokens
+    8B     5.05 and 4.73  5.30 and 5.15
     0.5B   1.11 and 0.91  1.11 and 1.04
 
 With 128 tokens the kernel is not faster. cuBLAS is not faster for any of the shapes in the table.

@@ -6,8 +6,10 @@ and `run_attention` once a layer. `paged_attention`, the op of the kernel table,
 Microseconds of a layer on an H200, in bfloat16, with 32/8 heads of 128 and pages of 16
 (`benchmarks/results/h200/attention_cuts.json`):
 
-    decode, 64 x 1024 tokens          70 decode, 256 x 768 tokens         193 decode, 1 x 4096
-    tokens           16 prefill, 4096 tokens, no prefix  372 (369 TFLOP/s)
+    decode, 64 x 1024 tokens          70
+    decode, 256 x 768 tokens         193
+    decode, 1 x 4096 tokens           16
+    prefill, 4096 tokens, no prefix  372 (369 TFLOP/s)
 
 torch's cuDNN attention computes that prefill in 258 microseconds, if keys are in a plain tensor
 (`prompt_attention.json` in the same folder). This module reads keys only from pages. A step of

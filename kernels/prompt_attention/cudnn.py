@@ -8,7 +8,9 @@ own tokens, because attention is causal.
 
 Microseconds on an H200 with 32/8 heads of 128 (`benchmarks/h200/prompt_attention.py`):
 
-    prompt       cuDNN  our paged kernel 2048 tokens     84               108 4096 tokens    258 376
+    prompt       cuDNN  our paged kernel
+    2048 tokens     84               108
+    4096 tokens    258               376
     8192 tokens    906              1410
 
 cuDNN's batches of different lengths are not used: in torch 2.11 they build their plan at each call.

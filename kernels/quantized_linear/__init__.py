@@ -5,8 +5,8 @@ of its own (`FORMS`, GGUF's types). A fused query-key-value or gate-up product i
 weight, whatever forms its parts have:
 
     weight = pack([StoredMatrix("q4_k", q), StoredMatrix("q4_k", k), StoredMatrix("q6_k", v)], 896)
-    y = weight(x)                   # x: float32 or bfloat16 [num_tokens, 896] rows =
-    weight.rows(token_ids)   # an embedding; a tied head is the same object
+    y = weight(x)                   # x: float32 or bfloat16 [num_tokens, 896]
+    rows = weight.rows(token_ids)   # an embedding; a tied head is the same object
 
 `QuantizedLinear` is a `PackedLinear`, so a linear layer may use it.
 
