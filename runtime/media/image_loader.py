@@ -1,4 +1,4 @@
-"""Loads images in the front: reads each from its source, has the process of images decode it."""
+"""Loads images in the front process: reads the files, and lets another process decode them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from runtime.requests.arrival import timed
 from runtime.requests.image_input import PreparedImage
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# With these flags, opening a pipe does not wait for a writer.
+# With `O_NONBLOCK`, opening a pipe does not wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_file(source: FileImage, policy: MediaPolicy, param: str) -> bytes:
-    """Return the bytes of a file under one of the roots; this blocks.
+    """Return the content of a file below one of the allowed folders. It may block.
 
     Args:
-        source: the path in the request; a relative path is searched below each root.
+        source: the path in the request; a relative path is searched below each folder.
         policy: what the operator allows.
-        param: the image's place in the request, for errors.
+        param: the image's path in the request, for errors.
 
     Raises:
         InvalidRequest: no files are allowed, this file is not allowed, or the file is too large.
@@ -73,14 +73,17 @@ def read_file(source: FileImage, policy: MediaPolicy, param: str) -> bytes:
 
 def _real_path(root: str, path: str) -> PurePath | None:
     try:
-        # Links in the path are resolved now; the later open follows no link.
+        # Links in the path are resolved here; the file is opened later without following any link.
         return PurePath(os.path.realpath(os.path.join(root, path)))
     except (OSError, ValueError):
         return None
 
 
 def _read_below(root: str, parts: tuple[str, ...], param: str) -> bytes:
-    """Open a path folder by folder and follow no link, even one that was created meanwhile."""
+    """Read a file, opening its path folder by folder, so that no link is followed.
+
+    Not even a link that was created after the path was checked is followed.
+    """
     if not parts:
         raise IsADirectoryError
     folder = os.open(root, _FOLDER)
@@ -89,7 +92,7 @@ def _read_below(root: str, parts: tuple[str, ...], param: str) -> bytes:
             inner = os.open(name, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # The file's type is checked before opening, because opening a device may have effects.
+        # The file's type is checked first, because opening a device may have effects.
         _require_regular(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False))
         file = os.open(parts[-1], _FILE, dir_fd=folder)
     finally:
@@ -111,17 +114,17 @@ def _require_regular(found: os.stat_result) -> None:
 
 
 CACHE_BYTES = 128 * 2**20
-# Bytes of the files and pixels of all requests whose images are being prepared.
+# The most bytes of files and pixels of all requests whose images are being prepared.
 MAX_BYTES_AT_WORK = 2**30
 _DIGEST_BYTES = 16
 _CHANNELS = 3
 NO_VISION = "this model takes text only"
 
-# The process limits its work; a thread only waits for it.
+# Threads that wait for the decoding process, which limits its work itself.
 _PREPARING = OffloadPool("preparation of an image", workers=8, max_queued=1024, timeout_s=110.0)
-# For reading files and for hashing large images.
+# Threads that read files and hash large images.
 _READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeout_s=20.0)
-# Images of one request at a time, so that other requests get their turn.
+# So many images of one request are prepared at a time, so that other requests get their turn.
 _AT_A_TIME = 8
 
 _scaled = msgspec.msgpack.Decoder(ScaledImage)
@@ -132,7 +135,8 @@ class NamedItem:
     """An image of a request.
 
     Attributes:
-        param: the image's place in the request, for errors.
+        item: the image, as the request has it.
+        param: the image's path in the request, for errors.
     """
 
     item: ImageItem
@@ -141,10 +145,11 @@ class NamedItem:
 
 @dataclass
 class _Share:
-    """The share of one request in the bytes being prepared.
+    """The bytes of one request whose images are being prepared.
 
     Attributes:
-        num_ready: bytes of its images that wait for its other images.
+        num_bytes: bytes of its files and pixels.
+        num_ready: bytes of its images that are ready and wait for the others.
     """
 
     num_bytes: int = 0
@@ -155,9 +160,9 @@ class ImageLoader:
     """Prepares the images of requests for the model.
 
     Attributes:
-        vision: how the model takes images; `None` if it takes no images.
-        policy: which sources are allowed.
-        num_decoded: files that were decoded; others were in the cache.
+        vision: how the model takes images; `None` if it takes none.
+        policy: which sources of images are allowed.
+        num_decoded: number of files that were decoded; others were in the cache.
     """
 
     def __init__(
@@ -168,13 +173,13 @@ class ImageLoader:
         fetcher: Fetcher | None = None,
         max_bytes_at_work: int = MAX_BYTES_AT_WORK,
     ) -> None:
-        """Prepare; the process starts with the first image.
+        """Prepare; the decoding process starts with the first image.
 
         Args:
             vision: how the model takes images.
-            policy: the operator's policy.
-            fetcher: fetches remote images; default is one that follows `policy`.
-            max_bytes_at_work: bound on the bytes of files and pixels that are being prepared.
+            policy: which sources of images the operator allows.
+            fetcher: fetches remote images; by default one that follows `policy`.
+            max_bytes_at_work: most bytes of files and pixels that are being prepared.
         """
         self.vision = vision
         self.policy = policy
@@ -191,7 +196,7 @@ class ImageLoader:
         return self._process.pid
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the decoding process."""
         self._process.stop()
 
     def require_vision(self, param: str) -> VisionSpec:
@@ -205,11 +210,11 @@ class ImageLoader:
         return self.vision
 
     async def load(self, items: Sequence[NamedItem]) -> list[PreparedImage]:
-        """Return every image, prepared; a repeated image is prepared once.
+        """Return all images of a request, prepared; a repeated image is prepared once.
 
         Raises:
-            InvalidRequest: the model takes no images, an image is invalid, or together the images
-                take more than the bound on all requests.
+            InvalidRequest: the model takes no images, an image is invalid, or the images take more
+                bytes than all requests together may.
             Overloaded: too many images are being prepared.
             EngineDead: the process that decodes images died twice.
         """
@@ -233,7 +238,7 @@ class ImageLoader:
             with timed("images"):
                 await asyncio.gather(*tasks.values())
         except BaseException:
-            # One invalid image refuses the request, so the others are not needed.
+            # One invalid image refuses the request, so the other images are not needed.
             for task in tasks.values():
                 task.cancel()
             raise
@@ -261,7 +266,7 @@ class ImageLoader:
             self._take(-size, param, share)
 
     def _take(self, num_bytes: int, param: str, share: _Share) -> None:
-        """Count bytes for a request; a negative number releases them."""
+        """Count bytes for a request; a negative number gives them back."""
         if num_bytes > 0 and self._bytes_at_work + num_bytes > self._max_bytes_at_work:
             if self._bytes_at_work > share.num_bytes:
                 raise Overloaded("The server is preparing images of too many other requests.")
@@ -276,7 +281,8 @@ class ImageLoader:
     async def _known_or_decoded(
         self, content: InlineImage, param: str, vision: VisionSpec
     ) -> PreparedImage:
-        # The tenant is part of the key: a fast answer must not reveal what another tenant has sent.
+        # The tenant is part of the key, because a fast answer would reveal what another tenant has
+        # sent.
         tenant = TENANT.get()
         key = await _READING.run(_key_of, content.content, tenant)
         known = self._known.get(key)
@@ -290,7 +296,7 @@ class ImageLoader:
     def _decode(
         self, content: InlineImage, param: str, vision: VisionSpec, tenant: str
     ) -> PreparedImage:
-        """On a thread: have the process decode a file."""
+        """Let the decoding process decode a file; called on a thread."""
         job = ImageJob(
             is_base64=content.is_base64,
             resizing=vision.resizing,
@@ -307,7 +313,7 @@ class ImageLoader:
             raise InvalidRequest(f"{param}: the image cannot be used: {found.error}.", param=param)
         size = _CHANNELS, found.height, found.width
         num_tokens = num_image_tokens(vision, found.height, found.width)
-        # The decoder may have been compromised, so its answer is checked like a client's input.
+        # The result is checked, because a hostile file may have taken over the decoding process.
         if not num_tokens or len(found.pixels) != size[0] * size[1] * size[2]:
             raise InvalidRequest(f"{param}: the image cannot be used.", param=param)
         digest = digest_of(vision, size, found.pixels, tenant)
@@ -317,11 +323,11 @@ class ImageLoader:
 def digest_of(
     vision: VisionSpec, size: tuple[int, int, int], pixels: bytes, tenant: str = ""
 ) -> bytes:
-    """The key of an image: a hash of pixels, shape, the processor's parameters and the tenant.
+    """Return an image's digest: a hash of pixels, shape, processor's parameters and tenant.
 
-    The key is computed here from the model's input, so neither a client nor the decoder can choose
-    it. Tenants do not share the tower's outputs: the tower takes so long that its time would reveal
-    whether another tenant has sent an image before.
+    The digest is computed here from the model's input, so neither a client nor the decoding process
+    can choose it. Tenants do not share image vectors. Computing them takes so long that the time
+    would reveal whether another tenant has sent the same image before.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=tenant.encode())
     numbers = (vision.rescale_factor, *vision.mean, *vision.std)
@@ -332,7 +338,7 @@ def digest_of(
 
 
 def _key_of(content: bytes | memoryview, tenant: str) -> bytes:
-    # Hashed separately, so that the content is not copied.
+    # The tenant's hash is put first, so that the content need not be copied behind the name.
     key = hashlib.sha256(hashlib.sha256(tenant.encode()).digest())
     key.update(content)
     return key.digest()

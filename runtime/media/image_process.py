@@ -1,4 +1,4 @@
-"""The process that decodes and scales images, each in a separate fork.
+"""The process that decodes and scales images, each image in its own fork.
 
 A file that crashes the decoder, keeps it busy forever or unpacks to gigabytes ends only its fork.
 """
@@ -22,8 +22,8 @@ from runtime.media.image_size import MAX_ASPECT_RATIO, MAX_PIXELS, scaled_size
 from runtime.media.image_source import FORMATS, MAX_IMAGE_BYTES, format_of
 
 MIN_SIDE, MAX_SIDE = 4, 32_768
-# The wall time is longer than the processor time, as the machine may be busy. A picture takes 4
-# bytes for each of `MAX_PIXELS`, and several copies of it exist at a time.
+# An image gets more wall time than processor time, because the machine may be busy. Decoded, it
+# takes 4 bytes for each of up to `MAX_PIXELS`, and several copies exist at a time.
 LIMITS = ForkLimits(timeout_s=20.0, cpu_s=8.0, memory_bytes=1536 * 2**20)
 _DECODERS = tuple(f"PIL.{kind}ImagePlugin" for kind in ("Gif", "Jpeg", "Mpo", "Png", "WebP"))
 _SIZES = f"width and height may be {MIN_SIDE} to {MAX_SIDE} pixels each and {MAX_PIXELS:,} together"
@@ -34,16 +34,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Refused(Exception):
-    """The file is refused; the message is for the client."""
+    """A file is refused; the message is for the client."""
 
 
 def scale(job: ImageJob, content: bytes) -> ScaledImage:
-    """Decode and scale a file; errors in the file are reported in the answer."""
+    """Decode and scale an image file; an error in the file is reported in the result."""
     try:
         image = _scaled(_decoded(_file(job, content)), job)
     except _Refused as error:
         return ScaledImage(error=str(error))
-    # One colour band after the other.
+    # The layout is channels first: one color band after the other.
     pixels = b"".join(band.tobytes() for band in image.split())
     return ScaledImage(image.height, image.width, pixels)
 
@@ -61,7 +61,7 @@ def _file(job: ImageJob, content: bytes) -> bytes:
 
 
 def _decoded(content: bytes) -> Any:
-    """The picture as RGB, upright."""
+    """Return an image file's picture as RGB, turned upright."""
     kind = format_of(content)
     if kind is None:
         raise _Refused(f"it must be {FORMATS}, by its content")
@@ -72,7 +72,7 @@ def _decoded(content: bytes) -> Any:
         return to_rgb(_upright(image))
     except (_Refused, MemoryError):
         raise
-    # Decoders raise many kinds of errors: of struct, of zlib, SyntaxError, IndexError.
+    # Decoders raise errors of many kinds: of struct, of zlib, SyntaxError, IndexError.
     except Exception:
         raise _Refused(_DAMAGED) from None
 
@@ -83,13 +83,14 @@ def _check_header(image: Any) -> None:
         raise _Refused(f"{_SIZES}, it has {width} x {height}")
     if width * height > MAX_PIXELS:
         raise _Refused(f"{_SIZES}, it has {width} x {height}")
-    # A GIF's first picture is used, and the test for animation would read all of them.
+    # A GIF may be animated; its first picture is used. It is not tested, because the test would
+    # read all of its pictures.
     if image.format in ("PNG", "WEBP") and image.is_animated:
         raise _Refused("it is animated; send one picture, or a GIF, whose first one is taken")
 
 
 def _upright(image: Any) -> Any:
-    """The picture turned upright by its EXIF data; unchanged if these are missing or invalid."""
+    """Turn a picture upright by its EXIF data; leave it if these are missing or invalid."""
     try:
         return ImageOps.exif_transpose(image)
     except MemoryError:
@@ -99,10 +100,10 @@ def _upright(image: Any) -> Any:
 
 
 def to_rgb(image: Any) -> Any:
-    """A picture in any of Pillow's modes as RGB; transparent parts become white.
+    """Return a picture in any of Pillow's modes as RGB; transparent parts become white.
 
     Source: `convert_to_rgb` of `transformers`. Its `load_image` drops transparency instead, which
-    shows colours that are never visible.
+    shows colors that are never visible.
     """
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
@@ -133,7 +134,7 @@ def _scaled(image: Any, job: ImageJob) -> Any:
 
 
 def work(payload: bytes) -> bytes:
-    """In a fork: make the answer to a job."""
+    """Return the result of a job; called in a fork."""
     try:
         return _encode(scale(*split(payload)))
     except MemoryError:
@@ -141,18 +142,18 @@ def work(payload: bytes) -> bytes:
 
 
 def answer_of(end: ForkEnd) -> bytes:
-    """The reply to the front from a fork that has ended."""
+    """Return the reply to the front, from how a fork ended; called in the parent process."""
     if end.got_no_processor:
         return _encode(ScaledImage(error="the machine is too busy to decode it", is_busy=True))
     return end.answer or _encode(ScaledImage(error="the decoder cannot cope with it"))
 
 
 def main() -> None:
-    """Decode until the front has gone."""
-    # Our own limit is lower, and its message says more.
+    """Decode images until the front process has ended."""
+    # Pillow's limit is off, because the limit of `_check_header` is lower and explains itself.
     Image.MAX_IMAGE_PIXELS = None
     for name in _DECODERS:
-        # Imported once, for all forks.
+        # Each decoder is imported once, before the forks.
         importlib.import_module(name)
     serve(work, answer_of, LIMITS, max(2, min(8, len(os.sched_getaffinity(0)) // 4)))
 

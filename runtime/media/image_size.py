@@ -1,4 +1,4 @@
-"""The size to which an image is scaled, and its number of tokens, the same as in `transformers`.
+"""Finds the size to which an image is scaled, and its number of tokens, as in `transformers`.
 
 Source: `smart_resize` of Qwen2-VL's image processor.
 """
@@ -9,24 +9,24 @@ import math
 
 from runtime.checkpoint.vision_spec import VisionSpec
 
-# Of a file, from its header; a phone's picture has 12 to 50 million.
+# The most pixels of an image file, by its header. A phone's picture has 12 to 50 million.
 MAX_PIXELS = 64 * 10**6
-# Longer side to shorter side, when proportions are kept.
+# The greatest ratio of longer to shorter side, if proportions are kept.
 MAX_ASPECT_RATIO = 200
 
 
 def scaled_size(
     height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width in multiples of `factor` whose product lies between two bounds.
+    """Return height and width of the scaled image, as multiples of `factor`.
 
-    Proportions are kept as far as the multiples allow; a side is at least one multiple.
+    Proportions are kept as far as multiples allow. Each side is at least one multiple.
 
     Args:
         height: height of the image, pixels.
         width: width of the image, pixels.
-        factor: pixels of the side of the square that becomes one token.
-        min_pixels: least pixels of the result.
+        factor: side of the square that becomes one token, pixels.
+        min_pixels: fewest pixels of the result.
         max_pixels: most pixels of the result.
     """
     scaled = round(height / factor) * factor, round(width / factor) * factor
@@ -46,7 +46,7 @@ def scaled_size(
 
 
 def num_image_tokens(vision: VisionSpec, height: int, width: int) -> int:
-    """Placeholder tokens of a scaled image; 0 for an impossible size."""
+    """Return the number of tokens of a scaled image; 0 for an impossible size."""
     if vision.resizing == "square":
         return vision.num_tokens if height == width == vision.side else 0
     factor = vision.patch_size * vision.merge_size
@@ -56,9 +56,9 @@ def num_image_tokens(vision: VisionSpec, height: int, width: int) -> int:
 
 
 def max_scaled_pixels(vision: VisionSpec) -> int:
-    """Approximate upper bound on the pixels of a scaled image."""
+    """Return an approximate upper bound on the number of pixels of a scaled image."""
     if vision.resizing == "square":
         return vision.side**2
     factor = vision.patch_size * vision.merge_size
-    # A long strip is one multiple high, even if that exceeds `max_pixels`.
+    # A very long image is still one multiple high, even if it then has more than `max_pixels`.
     return min(max(vision.max_pixels, factor**2 * MAX_ASPECT_RATIO), MAX_PIXELS)

@@ -1,4 +1,4 @@
-"""The source of an image, from the request: inline data, an address, or a file."""
+"""Finds where an image of a request comes from: inline data, a URL, or a file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 
-# Of a compressed file.
+# The most bytes of an image file.
 MAX_IMAGE_BYTES = 20 * 2**20
 FORMATS = "PNG, JPEG, WebP or GIF"
-# The first bytes of files of these formats. WebP's four letters come after a size.
+# The first bytes of files of these formats. In WebP, four more letters follow after a size.
 SIGNATURES = {
     "PNG": b"\x89PNG\r\n\x1a\n",
     "JPEG": b"\xff\xd8\xff",
@@ -23,13 +23,14 @@ SIGNATURES = {
     "WEBP": b"RIFF",
 }
 _WEBP_AT = 8
-# Characters of base64 that hold the longest signature; a multiple of four.
+# Characters of base64 that hold the longest signature; the number must be a multiple of four.
 _LOOKED_AT = 16
 _SPACES = re.compile(r"\s")
-# Characters of a path that base64 does not have. Only the base64 of a JPEG begins with a slash.
+# Matches a character that a path may have and base64 does not. (Base64 may begin with a slash, but
+# of the formats only that of a JPEG does.)
 _OF_A_PATH = re.compile(r"[^A-Za-z0-9+/=\s]")
 _MAX_PATH_CHARS = 4096
-# Before a data URL's data.
+# The most characters of a data URL before its data.
 _MAX_KIND_CHARS = 256
 
 
@@ -37,9 +38,9 @@ class ImageUrl(msgspec.Struct, kw_only=True):
     """An image as an object.
 
     Attributes:
-        url: an address (http, https), a data URL, base64, or a file (`file://`, a path).
-        detail: sent by OpenAI's clients; ignored, as the model's own sizes apply.
-        max_dynamic_patch: for models that cut images into tiles; no model here does.
+        url: a URL (http, https), a data URL, base64, or a file (`file://`, a path).
+        detail: sent by OpenAI's clients; it has no effect, because the size is the model's.
+        max_dynamic_patch: for models that cut images into tiles, which no supported model does.
     """
 
     url: str
@@ -53,7 +54,7 @@ ImageData = str | ImageUrl | list[str | ImageUrl | list[str | ImageUrl | None] |
 
 @dataclass(frozen=True)
 class InlineImage:
-    """A file's bytes, or their base64 text."""
+    """An image file's bytes, or their base64 text."""
 
     content: bytes | memoryview
     is_base64: bool = True
@@ -61,14 +62,14 @@ class InlineImage:
 
 @dataclass(frozen=True)
 class RemoteImage:
-    """An address to fetch."""
+    """A URL from which an image is fetched."""
 
     url: str
 
 
 @dataclass(frozen=True)
 class FileImage:
-    """A file on the server's machine."""
+    """An image file on the server's machine."""
 
     path: str
 
@@ -77,7 +78,7 @@ ImageSource = InlineImage | RemoteImage | FileImage
 
 
 def format_of(content: bytes) -> str | None:
-    """Pillow's name of a file's format, from its first bytes; `None` for an unsupported one."""
+    """Return Pillow's name of a file's format, from its first bytes; `None` if unsupported."""
     for name, signature in SIGNATURES.items():
         if content.startswith(signature):
             if name == "WEBP" and content[_WEBP_AT : _WEBP_AT + 4] != b"WEBP":
@@ -87,11 +88,11 @@ def format_of(content: bytes) -> str | None:
 
 
 def read_item(item: ImageItem, param: str) -> ImageSource:
-    """The source that `item` names; nothing is fetched or opened.
+    """Return the source of an image; nothing is fetched or opened yet.
 
     Args:
         item: the image in the request.
-        param: the image's place in the request, for errors.
+        param: the image's path in the request, for errors.
 
     Raises:
         InvalidRequest: the image is too large, or has an unsupported form.
@@ -119,7 +120,7 @@ def read_item(item: ImageItem, param: str) -> ImageSource:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text that is not an address is more likely a path than base64."""
+    """Whether a text that is not a URL is more likely a path than base64."""
     if len(text) > _MAX_PATH_CHARS or not text:
         return False
     try:
@@ -137,7 +138,7 @@ def _inline(text: str, begin: int, param: str) -> InlineImage:
     The text may have tens of megabytes, so it is copied only once.
 
     Raises:
-        InvalidRequest: it is too large, empty or not ASCII.
+        InvalidRequest: the text is too large, empty or not ASCII.
     """
     if (len(text) - begin) * 3 // 4 > MAX_IMAGE_BYTES:
         raise too_many_bytes(param)
@@ -151,7 +152,7 @@ def _inline(text: str, begin: int, param: str) -> InlineImage:
 
 
 def too_many_bytes(param: str) -> InvalidRequest:
-    """The error for a file that is too large."""
+    """Return the error for a file that is too large."""
     return InvalidRequest(
         f"{param}: an image may have at most {MAX_IMAGE_BYTES >> 20} MiB.", param=param
     )

@@ -1,4 +1,4 @@
-"""The sources of images that the operator's options allow."""
+"""Which sources of images the operator's options allow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from runtime.config.media_options import MediaArgs
 from runtime.errors import InvalidRequest, StartupError
 
 DEFAULT_MAX_IMAGES = 16
-# Of all prompts of a request together.
+# The most images of all prompts of a request together.
 MAX_IMAGES_OF_BATCH = 256
 _IMAGES, _OTHERS = "image", ("video", "audio")
 
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """The allowed sources, and the number of images that a prompt may have.
+    """The allowed sources of images, and the number of images that a prompt may have.
 
     Attributes:
-        domains: hosts that may be fetched from; a leading dot means all hosts below the domain.
-        any_domain: whether every public host may be fetched from.
+        domains: hosts from which images may be fetched; a leading dot means all hosts below the
+            domain.
+        any_domain: whether images may be fetched from every public host.
         roots: resolved paths of the folders whose files may be read.
         max_images: most images of one prompt.
     """
@@ -34,21 +35,21 @@ class MediaPolicy:
     _suffixes: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Separate the domains that begin with a dot."""
+        """Find the domains that begin with a dot."""
         suffixes = tuple(each for each in self.domains if each.startswith("."))
         object.__setattr__(self, "_suffixes", suffixes)
 
     def allows_host(self, host: str) -> bool:
-        """Whether anything may be fetched from `host`, by its name alone."""
+        """Whether images may be fetched from `host`, judged by its name alone."""
         return self.any_domain or host in self.domains or host.endswith(self._suffixes)
 
     @property
     def fetches(self) -> bool:
-        """Whether anything may be fetched at all."""
+        """Whether images may be fetched from any host at all."""
         return self.any_domain or bool(self.domains)
 
     def check_count(self, num_images: int, param: str) -> None:
-        """Refuse more images than a prompt may have.
+        """Check the number of a prompt's images.
 
         Raises:
             InvalidRequest: there are too many images.
@@ -62,10 +63,10 @@ class MediaPolicy:
 
 
 def read_policy(options: MediaArgs) -> MediaPolicy:
-    """The policy that the options define.
+    """Return the policy that the options define.
 
     Raises:
-        StartupError: an invalid domain, a missing folder, or a limit that is not a valid object.
+        StartupError: a domain is invalid, a folder is missing, or the limit is not a valid object.
     """
     for domain in options.allow_media_domains:
         bare = domain.removeprefix(".")

@@ -1,4 +1,4 @@
-"""Placeholders of images in prompts: counts them and expands them to one token per vector."""
+"""Finds the placeholders of images in prompts, and repeats each for its image's vectors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Encode = Callable[[str], list[int]]
 
 
 def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str) -> str:
-    """A prompt's text, with each image's marker replaced by the text for the tokenizer.
+    """Return a prompt's text, with each image's marker replaced by what the tokenizer needs.
 
     Args:
-        text: the prompt's text, with a marker for each image.
+        text: the prompt's text, with a marker for each image, as the chat template writes it.
         vision: how the model takes images.
         num_images: number of the prompt's images.
-        param: the field that holds the images, for errors.
+        param: the request's field that has the images, for errors.
 
     Raises:
         InvalidRequest: the number of markers is not `num_images`.
@@ -33,9 +33,10 @@ def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str)
 def expand_text(
     input_ids: list[int], images: Sequence[PreparedImage], vision: VisionSpec, param: str
 ) -> tuple[list[int], list[ImageInput]]:
-    """Return token ids with one token for each vector, and the images at their positions.
+    """Return token ids with a placeholder for each image vector, and the images' positions.
 
-    `input_ids` are the ids of the text that `write_expansions` wrote.
+    `input_ids` are the ids of the text that `write_expansions` returned, with one placeholder for
+    each image.
 
     Raises:
         InvalidRequest: the numbers of placeholders and images differ, because the prompt's own text
@@ -54,17 +55,17 @@ def expand_ids(
     encode: Encode,
     param: str,
 ) -> tuple[list[int], list[ImageInput]]:
-    """Do what `expand_text` does, for a prompt of token ids.
+    """Return what `expand_text` returns, for a prompt of token ids.
 
-    An image may be given as its marker's token, as one placeholder token, or as all placeholder
-    tokens.
+    An image's position may be marked by its marker's token, by one placeholder token, or by all of
+    its placeholder tokens.
 
     Args:
         input_ids: the prompt.
         images: the prompt's images, in the order of their positions.
         vision: how the model takes images.
         encode: returns the token ids of a text, without special tokens around it.
-        param: the field that holds the images, for errors.
+        param: the request's field that has the images, for errors.
 
     Raises:
         InvalidRequest: the number of placeholders does not match.
@@ -95,7 +96,7 @@ def _expand(
     images: Sequence[PreparedImage],
     placeholder: int,
 ) -> tuple[list[int], list[ImageInput]]:
-    """Replace each span with its image's tokens."""
+    """Replace each span of ids by as many placeholders as its image has vectors."""
     expanded: list[int] = []
     placed: list[ImageInput] = []
     done = 0
@@ -116,7 +117,7 @@ def _places(input_ids: list[int], token_id: int) -> list[int]:
 
 
 def _runs(input_ids: list[int], token_id: int) -> list[tuple[int, int]]:
-    """The runs of the token: start, and end (exclusive), of consecutive ones."""
+    """Return start and end (exclusive) of each run of the token in consecutive positions."""
     runs: list[tuple[int, int]] = []
     for at in _places(input_ids, token_id):
         if runs and runs[-1][1] == at:

@@ -1,8 +1,8 @@
-"""Fetches images from addresses: only from public hosts, within bounds.
+"""Fetches images from URLs: only from public hosts, with limits on time and size.
 
-A name is resolved once. All its addresses must be public, and the connection goes to one of them,
-so a name that resolves differently a moment later has no effect. A redirect is checked in the same
-way as the first address.
+A name is resolved once. All of its addresses must be public, and the connection is made to one of
+them. So a name that resolves to another address a moment later has no effect. A redirect is checked
+like the first URL.
 
 Source: attacks on the fetchers of other servers, CVE-2026-24779, -25960, -34753 and similar ones.
 """
@@ -28,26 +28,25 @@ from runtime.eventloop.offload import OffloadPool
 from runtime.media.image_source import MAX_IMAGE_BYTES, too_many_bytes
 from runtime.media.media_policy import MediaPolicy
 
-# Networks in which an IPv6 address stands for the IPv4 address in its last 32 bits.
+# Networks in which an IPv6 address has an IPv4 address in its last 32 bits.
 _HOLD_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-# Networks that are not public: benchmarks and the anycast of relays. Also addresses at which clouds
-# give their machines secrets: the network of protocols (Oracle), and an address of Azure that looks
-# public.
+# Networks that are not public although Python says so: benchmarks; the anycast of relays; Oracle's
+# and Azure's addresses at which their clouds give machines secrets.
 _REFUSED_IPV4 = tuple(
     map(
         ipaddress.IPv4Network,
         ("198.18.0.0/15", "192.88.99.0/24", "192.0.0.0/24", "168.63.129.16/32"),
     )
 )
-# This network is for documentation since 2024, and not every Python version knows it.
+# A network for documentation since 2024, which some Python versions do not know.
 _REFUSED_IPV6 = ipaddress.IPv6Network("3fff::/20")
 _LOW_32_BITS = 2**32 - 1
 
 
 def is_public(text: str) -> bool:
-    """Whether an IP address is public and does not embed a different, private address."""
+    """Whether an IP address is public, and contains no other address that is not."""
     try:
-        # A zone names an interface of this machine.
+        # An address may have a zone, which names an interface of this machine; it is refused below.
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
@@ -87,25 +86,25 @@ _MAX_URL_CHARS = 8192
 _MAX_ADDRESSES = 4
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
-# Programs differ in how they read other characters of an address.
+# Characters that all programs read in the same way in a URL.
 _PLAIN = re.compile(r"[!-\[\]-~]+")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _HEADERS = (
     (b"Accept", b"image/png,image/jpeg,image/webp,image/gif"),
-    # Compression is refused, so the content is as large as the response.
+    # Compression is not accepted, so that the size of the response is the size of the content.
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"headrace"),
 )
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# The system's resolver blocks, and has its own time-outs.
+# Threads, because the system's resolver blocks and has time-outs of its own.
 _RESOLVING = OffloadPool("resolution of a name", workers=4, max_queued=256, timeout_s=5.0)
 
 
 @dataclass(frozen=True)
 class _Address:
-    """An address, parsed once, so that exactly what was checked is used."""
+    """A parsed URL. It is parsed once, so that what is used is exactly what was checked."""
 
     scheme: str
     host: str
@@ -125,11 +124,11 @@ class _Address:
 
 
 class _Refused(Exception):
-    """The address is refused, or gives no image; the message is for the client."""
+    """A URL is refused, or gives no image; the message is for the client."""
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to checked addresses only, for any host name."""
+    """Connects to addresses that were checked, whatever the host's name resolves to now."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses
@@ -156,7 +155,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 class Fetcher:
-    """Fetches files for requests."""
+    """Fetches image files from URLs in requests."""
 
     def __init__(
         self,
@@ -167,14 +166,14 @@ class Fetcher:
         timeout_s: float = TIMEOUT_S,
         max_parallel: int = MAX_FETCHES,
     ) -> None:
-        """Prepare.
+        """Prepare to fetch files.
 
         Args:
-            policy: which hosts may be fetched from.
-            resolve: returns the addresses of a host; default is the system's resolver.
-            is_allowed: which addresses may be connected to.
+            policy: from which hosts files may be fetched.
+            resolve: returns the addresses of a host; by default the system's resolver.
+            is_allowed: whether an address may be connected to.
             timeout_s: seconds for one file, including redirects.
-            max_parallel: most fetches at a time.
+            max_parallel: most files that are fetched at a time.
         """
         self._policy = policy
         self._resolve = resolve or _resolve
@@ -184,14 +183,14 @@ class Fetcher:
         self._num_running = 0
 
     async def fetch(self, url: str, param: str) -> bytes:
-        """The file at `url`.
+        """Return the content of the file at `url`.
 
         Args:
-            url: the address in the request.
-            param: the image's place in the request, for errors.
+            url: the URL in the request.
+            param: the image's path in the request, for errors.
 
         Raises:
-            InvalidRequest: the file may not or cannot be fetched, or is too large.
+            InvalidRequest: the file must not or cannot be fetched, or is too large.
             Overloaded: too many images are being fetched.
         """
         if not self._policy.fetches:
@@ -210,7 +209,7 @@ class Fetcher:
             reason = f"it was not there within {self._timeout_s:g} s"
         except _Refused as error:
             reason = str(error)
-        # All errors that a server can cause; errors of `ssl` are OSErrors.
+        # These are all errors that the other server can cause. Errors of `ssl` are OSErrors.
         except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.TimeoutException, OSError):
             reason = "the connection failed"
         finally:
@@ -227,7 +226,7 @@ class Fetcher:
         raise _Refused(f"it redirects more than {MAX_REDIRECTS} times")
 
     async def _checked(self, address: _Address) -> list[str]:
-        """The addresses to connect to."""
+        """Return the addresses to connect to, all of them checked."""
         if not self._policy.allows_host(address.host):
             raise _Refused("its host is not among --allow-media-domains")
         try:
@@ -241,7 +240,7 @@ class Fetcher:
         return found[:_MAX_ADDRESSES]
 
     async def _get(self, address: _Address, connect_to: list[str], param: str) -> bytes | str:
-        """The content, or the target of a redirect."""
+        """Return the file's content, or the target of a redirect as a `str`."""
         url = httpcore.URL(
             scheme=address.scheme.encode(),
             host=address.host.encode(),
@@ -300,7 +299,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """A context with this machine's and the web's certificate authorities; slow to make."""
+    """Return a TLS context with the authorities of this machine and of the web; slow to make."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context

@@ -1,4 +1,4 @@
-"""Text to token ids: the sizes are checked first, and long texts are encoded off the event loop."""
+"""Turns texts into token ids: checks sizes first, and encodes long texts off the event loop."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from runtime.errors import InvalidRequest, TooLong
 from runtime.eventloop.offload import OffloadPool
 from runtime.requests.arrival import timed
 
-# Most characters of all texts of a request together: about eight million tokens.
+# The most characters of all texts of a request together: about eight million tokens.
 MAX_TEXT_CHARS = 32 * 2**20
-# Byte-level tokens rarely have more characters than this, so longer texts cannot fit.
+# The most characters for each token of the context: with byte-level tokenizers, a longer text
+# practically never fits.
 MAX_CHARS_PER_TOKEN = 128
-# Encoding this many characters takes about a millisecond; a hop to a thread takes a twentieth of
+# Characters. Encoding so many takes about a millisecond; switching to a thread takes a twentieth of
 # that.
 _INLINE_CHARS = 4 * 1024
 _INLINE_TEXTS = 64
-# Characters encoded at a time: the next request waits for about twenty milliseconds.
+# Characters that are encoded at a time, so that the next request waits for about twenty ms.
 _GROUP_CHARS = 64 * 1024
 _GROUP_TEXTS = 1024
 
-# The library releases the GIL, so two threads leave a core to the event loop. Each request waits
-# for one job at a time. `max_queued` is high enough for the requests that wait under a heavy load.
+# The library releases the GIL, so two threads leave a core to the event loop. A request has one job
+# at a time. `max_queued` is enough for the requests that wait under a heavy load.
 POOL = OffloadPool("tokenization", workers=2, max_queued=16_384, timeout_s=120.0)
 
 
 class LengthLimits(Protocol):
-    """Bounds on the length of a prompt; `runtime.client.admission.EngineLimits` explains them."""
+    """Bounds on the length of a prompt; `runtime.client.admission.EngineLimits` explains each."""
 
     @property
     def context_len(self) -> int: ...
@@ -48,13 +49,14 @@ class TextEncoder:
     """The half of `runtime.text.tokenizer.Tokenizer` that turns text into token ids.
 
     Attributes:
-        backend: the library's object.
+        backend: the tokenizer of the `tokenizers` library.
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Encode with `backend`, whose added tokens are complete."""
+        """Encode with `backend`, to which no tokens are added later."""
         self.backend = backend
-        # A text after this token is in the middle of a prompt; the token never merges with it.
+        # A special token that never merges with the text after it. A text after this token is
+        # encoded as one inside a prompt.
         self._guard = next(
             (
                 token.content
@@ -65,10 +67,10 @@ class TextEncoder:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids of `text`; by default with the tokenizer's own BOS and EOS rule.
+        """Return the token ids of `text`, by default with the BOS and EOS that the tokenizer adds.
 
         Raises:
-            InvalidRequest: `text` holds half a surrogate pair, which no encoding can carry.
+            InvalidRequest: `text` has half a surrogate pair, which cannot be encoded.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -79,23 +81,23 @@ class TextEncoder:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """Return token ids of each text; the library releases the GIL meanwhile.
+        """Return the token ids of each text; the library releases the GIL meanwhile.
 
         Args:
             texts: the texts, any number.
-            add_special_tokens: whether the tokenizer's own BOS and EOS rule applies.
-            check_length: called with the number of each text's tokens; raises to refuse. It runs
-                before the ids become Python integers, which holds the GIL for 20 milliseconds per
-                million ids.
+            add_special_tokens: whether the tokenizer adds its BOS and EOS.
+            check_length: called with the number of each text's tokens; it raises to refuse the
+                text. It runs before the ids become Python integers, which holds the GIL for 20 ms
+                per million ids.
             most: most tokens of a text, including those that the tokenizer adds. A longer text is
                 cut, but its closing tokens stay.
 
         Raises:
-            InvalidRequest: a text holds half a surrogate pair.
+            InvalidRequest: a text has half a surrogate pair.
         """
         _refuse_surrogates(texts)
-        # The `fast` variant skips character offsets, which are unused here. It takes a third less
-        # time.
+        # The `fast` variant takes a third less time, because it leaves out the characters' offsets,
+        # which are not needed.
         encodings = self.backend.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
@@ -110,14 +112,13 @@ class TextEncoder:
         return [encoding.ids for encoding in encodings]
 
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return token ids of texts inside another text, independent of the text before them.
+        """Return the token ids of texts that stand inside another text, one list for each.
 
-        Some tokenizers write a space before the text that begins a prompt, but not before inner
-        texts. Tokenizers that write a space after every special token write it before inner texts
-        as well.
+        Some tokenizers put a space before the text that begins a prompt, but not before a text
+        inside it. Those that put a space after every special token put it before these texts too.
 
         Raises:
-            InvalidRequest: a text holds half a surrogate pair.
+            InvalidRequest: a text has half a surrogate pair.
         """
         guard = self._guard
         if guard is None:
@@ -131,7 +132,7 @@ class TextEncoder:
         check_length: Callable[[int], object] | None = None,
         most: int | None = None,
     ) -> list[tuple[list[int], int]]:
-        """Return token ids of pairs of texts, in the form that models of pairs are trained on.
+        """Return the token ids of pairs of texts, joined as models of pairs are trained on.
 
         Args:
             pairs: the pairs of texts, any number.
@@ -139,15 +140,16 @@ class TextEncoder:
             most: most tokens of a pair, see `encode_batch`; the longer text of a pair is cut first.
 
         Returns:
-            For each pair, its ids and the number of ids that belong to the first text; the number
-            is 0 if the tokenizer does not distinguish the texts.
+            For each pair, its ids, and how many of them belong to the first text: 0 if the
+            tokenizer does not tell the two texts apart.
 
         Raises:
-            InvalidRequest: a text holds half a surrogate pair.
+            InvalidRequest: a text has half a surrogate pair.
         """
         for pair in pairs:
             _refuse_surrogates(pair)
-        # The `fast` variant does not distinguish the two texts if no template joins them.
+        # The `fast` variant would not mark the two texts if the tokenizer has no template for
+        # pairs.
         encodings = self.backend.encode_batch(list(pairs), add_special_tokens=True)
         if check_length is not None:
             for encoding in encodings:
@@ -163,7 +165,7 @@ class TextEncoder:
         ]
 
     def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
-        """Cut a text or a pair to `most` tokens as `transformers` does: the longer text first."""
+        """Cut a text or a pair to `most` tokens, as `transformers` does: the longer text first."""
         texts = [text] if second is None else [text, second]
         parts = self.backend.encode_batch(texts, add_special_tokens=False)
         room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))
@@ -173,15 +175,15 @@ class TextEncoder:
 
 
 def check_texts(texts: Sequence[str], limits: LengthLimits, *, most: int = MAX_TEXT_CHARS) -> None:
-    """Refuse texts that are too long, alone or together, before spending time on them.
+    """Refuse texts that are too long, alone or together, before they are encoded.
 
     Args:
-        texts: texts of one request.
+        texts: the texts of one request.
         limits: the engine's limits.
         most: most characters of all texts together.
 
     Raises:
-        InvalidRequest: more characters than one request may have.
+        InvalidRequest: the texts have more characters than a request may have.
         TooLong: a text has more characters than the context could hold.
     """
     check_num_chars(sum(map(len, texts)), most=most)
@@ -190,10 +192,10 @@ def check_texts(texts: Sequence[str], limits: LengthLimits, *, most: int = MAX_T
 
 
 def check_num_chars(num_chars: int, *, most: int = MAX_TEXT_CHARS) -> None:
-    """Refuse a request whose texts have `num_chars` characters together.
+    """Check the number of characters of all texts of a request.
 
     Raises:
-        InvalidRequest: the texts have more than `most` characters.
+        InvalidRequest: `num_chars` is more than `most`.
     """
     if num_chars > most:
         raise InvalidRequest(
@@ -209,10 +211,10 @@ async def encode_prompts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Return token ids of one request's prompts; prompts that are ids already are not changed.
+    """Return the token ids of one request's prompts; prompts that are ids already stay as they are.
 
     Raises:
-        InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
+        InvalidRequest: the texts are too long together, or one has half a surrogate pair.
         TooLong: a prompt is longer than the context or the KV pool.
         Overloaded: too many other requests wait for the tokenizer.
     """
@@ -239,7 +241,7 @@ async def encode_texts(
     check_length: Callable[[int], object] | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
-    """Return token ids of texts whose sizes are checked already; see `TextEncoder.encode_batch`."""
+    """Return the token ids of texts whose sizes are checked; see `TextEncoder.encode_batch`."""
     with timed("tokenize"):
         if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
             return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
@@ -254,12 +256,12 @@ async def encode_texts(
 async def encode_pieces(
     tokenizer: TextEncoder, pieces: Sequence[str], limits: LengthLimits
 ) -> list[int]:
-    """Return token ids of a prompt whose tokens must not cross from one piece into the next.
+    """Return the token ids of a prompt in pieces; no token may cross from one piece into the next.
 
-    See `TextEncoder.encode_inner` for how the pieces after the first are encoded.
+    The pieces after the first are encoded by `TextEncoder.encode_inner`.
 
     Raises:
-        InvalidRequest: a piece holds half a surrogate pair.
+        InvalidRequest: a piece has half a surrogate pair.
         TooLong: the prompt is longer than the context or the KV pool.
         Overloaded: too many other requests wait for the tokenizer.
     """
@@ -275,10 +277,10 @@ async def encode_pieces(
 async def encode_pairs(
     tokenizer: TextEncoder, pairs: Sequence[tuple[str, str]], limits: LengthLimits
 ) -> list[tuple[list[int], int]]:
-    """Return token ids of the pairs of texts of one request; see `TextEncoder.encode_pairs`.
+    """Return the token ids of one request's pairs of texts; see `TextEncoder.encode_pairs`.
 
     Raises:
-        InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
+        InvalidRequest: the texts are too long together, or one has half a surrogate pair.
         TooLong: a pair is longer than the context.
         Overloaded: too many other requests wait for the tokenizer.
     """
@@ -308,10 +310,10 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def check_text_size(text: str, limits: LengthLimits) -> None:
-    """Refuse a text that is too long before spending time on tokenizing it.
+    """Refuse a text that is too long, before it is encoded.
 
     Raises:
-        TooLong: more characters than the context could hold.
+        TooLong: the text has more characters than the context could hold.
     """
     most = limits.context_len * MAX_CHARS_PER_TOKEN
     if len(text) > most and not limits.allow_auto_truncate:
@@ -322,10 +324,10 @@ def check_text_size(text: str, limits: LengthLimits) -> None:
 
 
 def check_prompt_length(num_prompt: int, limits: LengthLimits) -> None:
-    """Refuse a prompt that leaves no room for an output.
+    """Refuse a prompt that leaves no room for output, unless such prompts are cut.
 
     Raises:
-        TooLong: more tokens than the context or the KV pool holds.
+        TooLong: the prompt has more tokens than the context or the KV pool holds.
     """
     if limits.allow_auto_truncate:
         return
@@ -344,7 +346,7 @@ def check_prompt_length(num_prompt: int, limits: LengthLimits) -> None:
 
 
 def _kept(room: int, lengths: Sequence[int]) -> Sequence[int]:
-    """Return how many tokens to keep of a text, or of two: the longer is shortened first."""
+    """Return how many tokens of one text, or of each of two, are kept; the longer is cut first."""
     if len(lengths) == 1:
         return [room]
     shorter = min(*lengths, room // 2)

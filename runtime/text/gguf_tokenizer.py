@@ -1,4 +1,4 @@
-"""Makes a GGUF file's tokenizer, equal to the tokenizer in the source's `tokenizer.json`. No torch.
+"""Makes the tokenizer of a GGUF file, equal to the source's `tokenizer.json`. Without torch.
 
 There are two kinds. Byte-level BPE (`gpt2`) has merges, and the file has only the name of its
 pre-tokenizer. SentencePiece BPE (`llama`) has pieces with scores, and no merges.
@@ -17,7 +17,7 @@ from runtime.checkpoint.gguf.files import open_gguf
 from runtime.checkpoint.gguf.header import GgufArray
 from runtime.errors import StartupError
 
-# Kinds of tokens, by the file's numbers.
+# Kinds of tokens, as GGUF files number them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -27,8 +27,9 @@ _NAMED = {
 }
 _SPACE = "\u2581"
 
-# The pre-tokenizer of each name. Source: `convert_hf_to_gguf_update.py` and `llama-vocab.cpp` of
-# llama.cpp, and the `tokenizer.json` of the models after which they are named.
+# Regular expressions of pre-tokenizers, which split a text into words. Source:
+# `convert_hf_to_gguf_update.py` and `llama-vocab.cpp` of llama.cpp, and the `tokenizer.json` of the
+# models after which the pre-tokenizers are named.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,7 +58,7 @@ _BAILING = (
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 _SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-# DeepSeek LLM's letters with a case, as its `tokenizer.json` lists them.
+# Letters that have a case, as the `tokenizer.json` of DeepSeek LLM lists them.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-"
     "\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
@@ -88,8 +89,8 @@ _DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# Splitting expressions by the pre-tokenizer's name; several split one after the other. `_DIGITS`
-# and `_PLAIN` use other steps.
+# The splitting expressions of each pre-tokenizer, by name. Several are applied one after the other.
+# The names in `_DIGITS` and `_PLAIN` have other steps.
 SPLITS: dict[str, str | tuple[str, ...]] = {
     "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "falcon3": _LLAMA3,
     "smaug-bpe": _LLAMA3, "dbrx": _LLAMA3, "lfm2": _LLAMA3, "midm-2.0": _LLAMA3,
@@ -108,23 +109,23 @@ _PLAIN = frozenset(
         *("exaone4", "mellum", "a.x-4.0", "gigachat"),
     }
 )
-# Pre-tokenizers whose sources compose accents (NFC) first.
+# Pre-tokenizers whose tokenizers compose accents (NFC) first.
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
-# Pre-tokenizers for which a whole word that is a token becomes that token, without merges.
+# Pre-tokenizers with which a word that is a token as a whole becomes that token, without merges.
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
-# Pre-tokenizers whose sequences begin with a BOS token, even if the file does not say so.
+# Pre-tokenizers whose sequences begin with a BOS token if the file does not say otherwise.
 _BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
 
 
 def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
-    """Make the library's tokenizer from a GGUF file's metadata.
+    """Make the tokenizer of the `tokenizers` library from a GGUF file's metadata.
 
     Returns:
-        The tokenizer, the content of an equal `tokenizer_config.json`, and the chat template if
-            there is one.
+        The tokenizer, the content that its `tokenizer_config.json` would have, and the chat
+        template; `None` if there is none.
 
     Raises:
-        StartupError: the file has no vocabulary, or one of an unknown kind; the message is one
+        StartupError: the file has no vocabulary, or one of an unknown kind; the message has one
             line.
     """
     file = open_gguf(path)
@@ -143,7 +144,7 @@ def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
 
 
 class _Words:
-    """The metadata of the tokenizer."""
+    """The tokenizer's part of a GGUF file's metadata."""
 
     def __init__(self, source: str, metadata: dict[str, Any]) -> None:
         self._source, self._metadata = source, metadata
@@ -207,7 +208,7 @@ class _Words:
         return vocabulary
 
     def added(self) -> list[AddedToken]:
-        """Return the tokens that are searched in a text before it is split, sorted by id."""
+        """Return the tokens that are found in a text before it is split, sorted by id."""
         return [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
             for token, kind in zip(self.tokens, self.kinds, strict=True)
@@ -253,7 +254,7 @@ def _byte_level(words: _Words) -> Backend:
             merges=words.merges(),
             ignore_merges=pre in _WHOLE_WORDS,
         )
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # The library raises bare Exception.
         raise words.error(f"its merges do not fit its vocabulary: {error}") from error
     backend = _made(words, model)
     if pre in _NFC:
@@ -284,15 +285,16 @@ def _sentence_pieces(words: _Words) -> Backend:
 
 
 def _merges(words: _Words) -> list[tuple[str, str]]:
-    """Return every pair of pieces that join to a third piece, sorted by the third's score.
+    """Return the merges: every pair of pieces that join to a third piece, best third piece first.
 
-    SentencePiece joins the two neighbours whose piece has the best score; merges in this order have
-    the same effect. Pieces with equal scores are in the order of `transformers`.
+    SentencePiece joins the two neighbors whose joined piece has the best score. Merges in the order
+    of these scores have the same effect. Pieces with equal scores are in the order of
+    `transformers`.
 
-    A quarter of a million pieces can be cut at two million positions. So substrings are compared by
-    hashes, in arrays, and only the matches are compared as text.
+    A quarter of a million pieces can be cut at two million positions. So their parts are compared
+    by hashes, in arrays, and only the matches are compared as texts.
     """
-    # Imported here: a process whose model has another tokenizer does not need it.
+    # Imported here, because only models with such a tokenizer need it.
     import numpy as np
 
     tokens = words.tokens
@@ -307,7 +309,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
     of_known, known = of_known[order], known[order]
 
     def find(first: Any, last: Any) -> Any:
-        """Return the ids of the pieces that equal the given substrings; -1 for none."""
+        """Return the ids of the pieces that equal the given parts of `text`; -1 for no piece."""
         wanted = hashes.between(first, last)
         places = np.minimum(np.searchsorted(of_known, wanted), len(known) - 1)
         return np.where(of_known[places] == wanted, known[places], -1)
@@ -325,7 +327,7 @@ def _merges(words: _Words) -> list[tuple[str, str]]:
     places, cuts, stops, left = (each[left >= 0] for each in (places, cuts, stops, left))
     right = find(cuts, stops)
     places, left, right = (each[right >= 0] for each in (places, left, right))
-    # The left part determines the right one.
+    # A merged piece's left part determines the right one, so sorting by the left one is enough.
     order = np.argsort(places * len(tokens) + left)
     texts = tokens.__getitem__
     return list(
@@ -351,5 +353,8 @@ class _Hashes:
         self._inverses = np.cumprod(inverses)
 
     def between(self, first: Any, last: Any) -> Any:
-        """Return hashes of the substrings from `first` up to `last`; positions do not matter."""
+        """Return the hashes of the substrings from `first` up to `last`.
+
+        Equal substrings have equal hashes, wherever they are.
+        """
         return (self._sums[last] - self._sums[first]) * self._inverses[first]

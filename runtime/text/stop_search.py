@@ -1,4 +1,4 @@
-"""Finds stop patterns as soon as they are complete, and holds back text that may become one."""
+"""Finds stop strings and patterns as text arrives, and holds back text that may become one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from runtime.requests.stop_regex import Match, compile_patterns
 
 
 class StopMatcher:
-    """Looks for several stop strings in a text that arrives in pieces.
+    """Searches for several stop strings in a text that arrives in pieces.
 
-    The match that is complete first wins, so the answer does not depend on how the text was cut. Of
-    two matches that end at the same character the longer one wins, so that no part of it is shown.
+    The match that is complete first counts, so the result does not depend on how the text was cut.
+    Of two matches that end at the same character, the longer one counts, so no part of it is shown.
     """
 
     __slots__ = ("_first_chars", "_held", "_keep_match", "_stops", "matched")
 
     def __init__(self, stops: list[str], *, keep_match: bool) -> None:
-        """Search for `stops`; with `keep_match` the match itself is shown, too."""
+        """Search for `stops`; with `keep_match` the match itself is shown too."""
         self._stops = [stop for stop in stops if stop]
         firsts = "".join(sorted({re.escape(stop[0]) for stop in self._stops}))
         self._first_chars = re.compile(f"[{firsts}]" if firsts else "(?!)")
@@ -30,7 +30,7 @@ class StopMatcher:
     def push(self, text: str, *, may_match: bool = True) -> str:
         """Add `text`; return what may be shown now.
 
-        After a match `matched` is set, and no text follows.
+        After a match, `matched` is set and no further text is returned.
 
         Args:
             text: the next part of the text.
@@ -55,7 +55,7 @@ class StopMatcher:
         return held
 
     def let_go(self) -> str:
-        """Return the text held back: the text ends here, and a different part follows."""
+        """Return the text that is held back, because text of another kind follows."""
         return self.finish()
 
     def _first_match(self, text: str, held_len: int) -> tuple[int, int, str] | None:
@@ -71,7 +71,7 @@ class StopMatcher:
         return best
 
     def _possible_start(self, text: str) -> int:
-        # The start only moves forward as text comes, so each position is judged about once.
+        # The start only moves forward as text comes, so each position is tried about once.
         for candidate in self._first_chars.finditer(text):
             start = candidate.start()
             tail_len = len(text) - start
@@ -87,28 +87,28 @@ class StopSearch(Protocol):
     """Searches for the end of a text that arrives in pieces.
 
     Attributes:
-        matched: the stop string or pattern that was found.
+        matched: the stop string or pattern that was found; `None` before.
     """
 
     matched: str | None
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Add `text`; returns what may be shown now. A match counts only if `may_match`."""
+        """Add `text`; return what may be shown now. A match counts only if `may_match`."""
         ...
 
     def let_go(self) -> str:
-        """Return the text held back: the text ends here, and a different part follows."""
+        """Return the text that is held back, because text of another kind follows."""
         ...
 
     def finish(self, *, may_match: bool = True) -> str:
-        """End the text; return the part of the rest that may be shown. The rest may still match."""
+        """End the text; return what may be shown of the rest, which may still match."""
         ...
 
 
 class RegexStopMatcher:
-    """Searches for several patterns at once.
+    """Searches for several patterns at once in a text that arrives in pieces.
 
-    The match that is complete first wins, and among equals the one that begins first. So the answer
+    The match that is complete first counts; of several, the one that begins first. So the result
     does not depend on how the text was cut.
     """
 
@@ -124,12 +124,12 @@ class RegexStopMatcher:
     )
 
     def __init__(self, patterns: list[str], *, keep_match: bool) -> None:
-        """Search for `patterns`; with `keep_match` the match itself is shown, too."""
+        """Search for `patterns`; with `keep_match` the match itself is shown too."""
         self._patterns = patterns
         self._program = compile_patterns(tuple(patterns))
         self._keep_match = keep_match
-        # The text held back, in pieces, which are joined only when some of it is shown. Positions
-        # count from its beginning.
+        # The pieces of text that are held back. They are joined only when some of it is shown.
+        # Positions count from the beginning of this text.
         self._held: list[str] = []
         self._held_len = 0
         self._before = ""
@@ -137,7 +137,7 @@ class RegexStopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Add `text`; returns what may be shown now. After a match nothing follows.
+        """Add `text`; return what may be shown now. After a match, no text is returned.
 
         Args:
             text: the next part of the text.
@@ -156,7 +156,7 @@ class RegexStopMatcher:
             before = char
         self._before = before
         self._held_len += len(text)
-        # Threads are sorted by their starts.
+        # The threads are ordered by where their matches begin, so the first one begins first.
         start = next(iter(threads.values()), self._held_len)
         if not start:
             self._threads = threads
@@ -168,13 +168,13 @@ class RegexStopMatcher:
         return held[:start]
 
     def let_go(self) -> str:
-        """Return the text held back: the text ends here, and a different part follows."""
+        """Return the text that is held back, because text of another kind follows."""
         held, self._held, self._held_len = "".join(self._held), [], 0
         self._threads, self._before = {}, ""
         return held
 
     def finish(self, *, may_match: bool = True) -> str:
-        """Return the text held back; a pattern that requires the end of the text matches now."""
+        """End the text; return what is held back. A pattern that needs the end matches now."""
         if self.matched is None and may_match:
             match = self._program.finish(self._threads, self._held_len, self._before)
             if match is not None:
@@ -189,15 +189,15 @@ class RegexStopMatcher:
 
 
 class _Both:
-    """Searches for stop strings, then for patterns in the text that the first search passes."""
+    """Searches for stop strings first, then for patterns in the text that these let through."""
 
     __slots__ = ("_num_early", "_num_passed", "_patterns", "_strings", "matched")
 
     def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
         self._strings = strings
         self._patterns = patterns
-        # Number of characters before matches, and number of characters that the first search passed
-        # on.
+        # Number of characters in which matches do not count, and number of characters that the
+        # search for stop strings has let through.
         self._num_early = 0
         self._num_passed = 0
         self.matched: str | None = None
@@ -229,7 +229,7 @@ class _Both:
 
 
 def stop_search(start: StreamStart) -> StopSearch | None:
-    """Return the stop search of a stream; `None` without stop strings and patterns."""
+    """Return the search for a request's stop strings and patterns; `None` if it has none."""
     keep_match = start.no_stop_trim
     strings = StopMatcher(start.stop, keep_match=keep_match) if any(start.stop) else None
     if not start.stop_regex:

@@ -1,4 +1,4 @@
-"""Finds tags in text that arrives in pieces of any size, in linear time."""
+"""Finds tags in a text that arrives in pieces of any size, in time linear in its length."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
 
 
 class UntilTag:
-    """Passes text on up to a tag, and holds back only text that may become a tag.
+    """Passes text on up to a tag, and holds back only what may become a tag.
 
-    Whitespace right before the tag belongs to the tag (models write it on a separate line), so it
-    is held back as well and dropped when the tag follows; `keep_space` passes it on instead.
+    Whitespace right before a tag belongs to the tag, because models write tags on lines of their
+    own. So such whitespace is held back as well, and dropped if a tag follows. With `keep_space` it
+    is passed on.
 
     Attributes:
-        found: the tag that came last.
-        space: the whitespace that was dropped before it.
+        found: the tag that was found last.
+        space: the whitespace that was dropped before that tag.
     """
 
     def __init__(self, *tags: str, keep_space: bool = False) -> None:
-        """Search for the first of `tags`, none of which begins with another."""
+        """Search for `tags`, none of which may be the beginning of another."""
         self._tags = tags
         self._pattern = re.compile("|".join(map(re.escape, tags)))
         self._keep_space = keep_space
@@ -35,16 +36,17 @@ class UntilTag:
         self.space = ""
 
     def feed(self, text: str, begin: int = 0) -> tuple[str, int | None]:
-        """Add more text, `text[begin:]`.
+        """Add more text: `text[begin:]`.
 
-        The method takes and returns positions: copying the rest at each tag would take quadratic
-        time for a text full of tags.
+        Positions are passed instead of rests of the text, because copying the rest at each tag
+        would take quadratic time for a text full of tags.
 
         Returns:
-            The text that may pass, and where in `text` the tag ends (`None` until it has come).
+            The text that may pass, and the position in `text` where the tag ends; `None` while no
+            tag has come.
         """
         if self._tail:
-            # Some text was held back before. This copy is made at most once for each text.
+            # Text was held back before, so a copy is needed, at most once for each call.
             text, begin, moved = self._tail + text[begin:], 0, begin - len(self._tail)
         else:
             moved = 0
@@ -61,7 +63,7 @@ class UntilTag:
         return self._pass(text[begin:end]), None
 
     def finish(self) -> str:
-        """End the text without the tag; return the text held back."""
+        """End the text without a tag; return the text that was held back."""
         rest = "".join(self._space) + self._tail
         self._space, self._tail = [], ""
         return rest

@@ -1,7 +1,7 @@
-"""Finds where an output's thoughts end and its answer begins, in text that arrives in pieces.
+"""Finds where an output's thoughts end and its answer begins, in a text that arrives in pieces.
 
-The front's parsers separate thoughts and answer for the client. This module finds their positions,
-for stop strings (which end the answer) and for counts and log-probabilities of tokens in each part.
+The front's parsers separate thoughts and answer for the client. This module finds only positions:
+for stop strings, which end the answer, and for counts and log-probabilities of tokens in each part.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 from runtime.requests.sampling_params import ThoughtTexts
 from runtime.text.tag_scan import UntilTag
 
-# Whitespace allowed before the text that opens thoughts; bounded to keep the time linear.
+# The most whitespace before the text that opens thoughts; the bound keeps the time linear.
 MAX_LEADING_SPACE = 64
-# Most characters of a message's header: a role, a channel, a recipient, a type.
+# The most characters of a message's header (role, channel, recipient and type).
 MAX_HEADER = 512
 
 
@@ -21,8 +21,9 @@ class Part(NamedTuple):
     """A part of an output.
 
     Attributes:
-        kind: `thought`, including the texts that open and end it; `answer`; or `mark` for blanks
-            after thoughts and headers of messages, which belong to neither.
+        text: the part's text.
+        kind: `thought`, with the texts that open and end it; `answer`; or `mark` for headers of
+            messages and blanks after thoughts, which belong to neither.
     """
 
     text: str
@@ -35,14 +36,14 @@ class Part(NamedTuple):
 
 
 class ThoughtScan:
-    """Cuts an output into parts of the answer and other parts; every character is in one.
+    """Divides an output into parts; every character is in one.
 
     Attributes:
-        is_over: whether only the answer follows.
+        is_over: whether everything that follows belongs to the answer.
     """
 
     def __init__(self, texts: ThoughtTexts) -> None:
-        """Search for `texts`."""
+        """Search for the texts that separate thoughts from the answer."""
         self._texts = texts
         self.is_over = False
         self._start: str | None = "" if texts.open else None
@@ -53,7 +54,7 @@ class ThoughtScan:
         self._state = self._in_thoughts if texts.is_open else self._in_answer
 
     def feed(self, text: str) -> list[Part]:
-        """Add more output; returns its parts in order."""
+        """Add more output; return its parts in order."""
         parts: list[Part] = []
         if self._start is not None:
             text = self._decide_start(text, parts)
@@ -63,7 +64,7 @@ class ThoughtScan:
         return [part for part in parts if part.text]
 
     def finish(self) -> list[Part]:
-        """End the output; returns the parts that were held back."""
+        """End the output; return the parts that were held back."""
         held, self._start = self._start or "", None
         is_thought = self._state in (self._in_thoughts, self._in_hidden_message)
         is_answer = self._state == self._in_answer
@@ -90,7 +91,7 @@ class ThoughtScan:
         self.is_over = self._state == self._in_answer and not self._texts.headers
         return start
 
-    # ---- states: each reads from a position and returns where it ended ----
+    # ---- states: each one reads from index `place`, and returns where it ended ----
 
     def _in_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
         passed, end = self._until_end.feed(text, place)

@@ -10,10 +10,10 @@ from runtime.text.tokenizer import Tokenizer
 
 
 class TokenPieces:
-    """Text and bytes of tokens by id. Nothing is computed before the first request."""
+    """Text and bytes of tokens, by id. The decoder is made on first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read `tokenizer` when the first token is requested."""
+        """Prepare to read `tokenizer` on first use."""
         self._tokenizer = tokenizer
         self._decoders: DecoderFactory | None = None
 
@@ -22,19 +22,19 @@ class TokenPieces:
         return self._made().create(skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is special, so that it may be hidden."""
+        """Whether a token is special, so that outputs may hide it."""
         return token_id in self._tokenizer.special_ids
 
     def data(self, token_id: int) -> bytes:
-        """Return a token's bytes, perhaps part of a character; empty for an unknown id."""
+        """Return a token's bytes, which may be a part of a character; empty for an unknown id."""
         return self._made().token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
-        """Return the token as text, with U+FFFD for parts of characters."""
+        """Return a token as text, with U+FFFD for a part of a character."""
         return self.data(token_id).decode(errors="replace")
 
     def spelled(self, token_id: int) -> str:
-        r"""Return the token in OpenAI's notation: parts of characters as `bytes:\xe2\x80`."""
+        r"""Return a token in OpenAI's notation: a part of a character is `bytes:\xe2\x80`."""
         data = self.data(token_id)
         try:
             return data.decode()

@@ -1,7 +1,7 @@
-"""Text to token ids and back, as `transformers.AutoTokenizer` does it, without importing torch.
+"""Turns text into token ids and back, as `transformers.AutoTokenizer` does, without torch.
 
 The `tokenizers` library does the work. This file adds what `transformers` adds to it: the tokens
-and the clean-up of `tokenizer_config.json`, the special tokens' names, the chat template.
+and the clean-up of `tokenizer_config.json`, the names of special tokens, and the chat template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.text.encoding import POOL, TextEncoder
 from runtime.text.gguf_tokenizer import gguf_tokenizer
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
-# No context is this long: `transformers` writes 1e30 for a tokenizer without a limit.
+# A greater length means no limit; `transformers` writes 1e30 for that.
 _MAX_PLAUSIBLE_LENGTH = 10**9
 _NAMED_TOKENS = (
     "bos_token",
@@ -33,7 +33,7 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-# The replacements of `transformers`' clean_up_tokenization, in its order.
+# The replacements of `clean_up_tokenization` in `transformers`, in its order.
 _CLEAN_UPS = (
     (" .", "."),
     (" ?", "?"),
@@ -47,29 +47,28 @@ _CLEAN_UPS = (
     (" 're", "'re"),
 )
 
-# Decoding this many ids takes about a millisecond; a hop to a thread takes a twentieth of that.
+# Decoding so many ids takes about a millisecond; switching to a thread takes a twentieth of that.
 _INLINE_IDS = 1024
 
 _MISSING = "This server has no tokenizer (--skip-tokenizer-init): send input_ids, read output_ids."
 
 
 def clean_up_spaces(text: str) -> str:
-    """Drop the spaces that word-based tokenizers leave before punctuation and contractions."""
+    """Remove the spaces that word-based tokenizers leave before punctuation and contractions."""
     for spaced, tight in _CLEAN_UPS:
         text = text.replace(spaced, tight)
     return text
 
 
 class Tokenizer(TextEncoder):
-    """A loaded tokenizer; safe to use from several threads.
+    """A loaded tokenizer; several threads may use it.
 
     Attributes:
-        backend: the library's object, for the detokenizer.
-        vocab_size: number of tokens, including added ones; the logits may be wider.
+        backend: the tokenizer of the `tokenizers` library, for the detokenizer.
+        vocab_size: number of tokens, including added ones; the model may have more logits.
         model_max_length: longest input that the tokenizer's files state; `None` if they state none.
-        chat_template: the Jinja text, or texts by name if there are several; like
-            `transformers`.
-        response_template: the folder's description of how the model writes answers, or empty.
+        chat_template: the Jinja source, or several sources by name, as in `transformers`.
+        response_template: the folder's description of how the model writes answers; may be empty.
         special_ids: ids that `skip_special_tokens` hides.
         cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
     """
@@ -80,8 +79,8 @@ class Tokenizer(TextEncoder):
         config: dict[str, Any],
         chat_template: str | dict[str, str] | None = None,
     ) -> None:
-        """Wrap `backend` by `config`, the content of `tokenizer_config.json`; see `from_folder`."""
-        # A saved file may have settings from its training, but requests must never be cut silently.
+        """Wrap a tokenizer of the library; `config` is the content of `tokenizer_config.json`."""
+        # A saved tokenizer may cut texts, as it did in training, but requests must not be cut.
         backend.no_truncation()
         backend.no_padding()
         _add_configured_tokens(backend, config)
@@ -97,7 +96,7 @@ class Tokenizer(TextEncoder):
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
-        # Clean-up is destructive for BPE, whose spaces are part of its tokens.
+        # Clean-up is off for BPE, whose spaces are parts of tokens and would be lost.
         self.cleans_up_spaces = bool(config.get("clean_up_tokenization_spaces")) and (
             type(backend.model).__name__ != "BPE"
             or bool(
@@ -109,10 +108,10 @@ class Tokenizer(TextEncoder):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of a model folder, or of a GGUF file.
+        """Load the tokenizer of a model folder or of a GGUF file.
 
         Raises:
-            StartupError: there is no tokenizer that can be read.
+            StartupError: there is no tokenizer, or it cannot be read.
         """
         folder = Path(folder)
         if is_gguf(folder):
@@ -122,14 +121,14 @@ class Tokenizer(TextEncoder):
             path = converted_tokenizer_file(folder)
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # The library raises bare Exception.
             raise StartupError(f"Cannot read the tokenizer {path}: {error}") from error
         try:
             config = _read_config(folder)
             return cls(backend, config, read_chat_template(folder, config))
         except StartupError:
             raise
-        # Any key may have any value, and the library raises bare Exception.
+        # The files' keys may have any value, and the library raises bare Exception.
         except Exception as error:
             raise StartupError(
                 f"The tokenizer's files in {folder} (tokenizer_config.json, chat templates, ...) "
@@ -138,7 +137,7 @@ class Tokenizer(TextEncoder):
 
     @classmethod
     def without_vocabulary(cls) -> Tokenizer:
-        """Return a tokenizer without text, for a server that uses only token ids."""
+        """Return a tokenizer that refuses text, for a server that uses only token ids."""
         return _NoTokenizer(Backend(WordLevel({}, unk_token="")), {})
 
     @property
@@ -182,9 +181,9 @@ class Tokenizer(TextEncoder):
 
     @property
     def turn_end_ids(self) -> list[int]:
-        """Ids of the tokens that end a turn, the same as in SGLang.
+        """Ids of the tokens that end a turn, as in SGLang.
 
-        These tokens are the end of a sequence, and Llama 3's end of a message that calls a tool.
+        They are the end-of-sequence token, and `<|eom_id|>`, with which Llama 3 ends a tool call.
         """
         found = (self.eos_token_id, self.backend.token_to_id("<|eom_id|>"))
         return [each for each in found if each is not None]
@@ -196,19 +195,19 @@ class Tokenizer(TextEncoder):
 
     @property
     def named_tokens(self) -> dict[str, str]:
-        """`bos_token`, `eos_token`, `unk_token` and so on, as chat templates see them."""
+        """Texts of `bos_token`, `eos_token`, `unk_token` and so on, by these names."""
         return {name: text for name, text in self._names.items() if text is not None}
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
 
     def token_text(self, token_id: int) -> str:
-        """Return the vocabulary's spelling of a token (`Ġhello`); empty for an unknown id."""
+        """Return a token as the vocabulary spells it (`Ġhello`); empty for an unknown id."""
         if not 0 <= token_id < 2**32:
             return ""
         return self.backend.id_to_token(token_id) or ""
 
-    # ---- ids to text; `TextEncoder` does text to ids ----
+    # ---- token ids to text (`TextEncoder` has the other direction) ----
 
     def decode(
         self,
@@ -218,11 +217,11 @@ class Tokenizer(TextEncoder):
     ) -> str:
         """Return the text of token ids; ids outside the vocabulary have no text.
 
-        `spaces_between_special_tokens` is accepted because it is part of the API, but ignored: like
-        the fast tokenizers of `transformers`, this one never puts spaces between special tokens.
+        `spaces_between_special_tokens` is a parameter of the API and has no effect. As with the
+        fast tokenizers of `transformers`, there are never spaces between special tokens.
 
         Raises:
-            InvalidRequest: an id that is not an unsigned 32-bit number.
+            InvalidRequest: an id is not an unsigned 32-bit number.
         """
         try:
             text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -236,10 +235,10 @@ class Tokenizer(TextEncoder):
         """Return the text of each sequence of token ids.
 
         Raises:
-            InvalidRequest: an id that is not an unsigned 32-bit number.
+            InvalidRequest: an id is not an unsigned 32-bit number.
         """
         try:
-            # Unlike the library's function for one sequence, this releases the GIL.
+            # This function releases the GIL; the library's function for one sequence does not.
             texts = self.backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
@@ -249,7 +248,7 @@ class Tokenizer(TextEncoder):
 async def decode_texts(
     tokenizer: Tokenizer, sequences: Sequence[list[int]], *, skip_special_tokens: bool = True
 ) -> list[str]:
-    """Return the text of each sequence of token ids; see `Tokenizer.decode_batch`."""
+    """Return the text of each sequence of token ids; many ids are decoded on a thread."""
     if sum(map(len, sequences)) + len(sequences) <= _INLINE_IDS:
         return tokenizer.decode_batch(sequences, skip_special_tokens)
     return await POOL.run(tokenizer.decode_batch, sequences, skip_special_tokens)
@@ -303,7 +302,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "tokenizer_config.json")
     named = _read_json(folder / "special_tokens_map.json")
-    # `transformers` prefers the older file only if the newer one lists no added tokens.
+    # As in `transformers`, `special_tokens_map.json` takes precedence only if the other file has no
+    # list of added tokens.
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
 
@@ -328,7 +328,7 @@ def _added_token(value: dict[str, Any], special: bool) -> AddedToken:
 
 def _add_configured_tokens(backend: Backend, config: dict[str, Any]) -> None:
     # The order decides the ids of tokens that are new to the vocabulary. As in `transformers`,
-    # numbered tokens come first, by id, then named ones, then extra ones.
+    # tokens with a number come first, by number, then named tokens, then extra ones.
     numbered = config.get("added_tokens_decoder") or {}
     tokens = [_added_token(numbered[key], False) for key in sorted(numbered, key=int)]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -352,7 +352,7 @@ def _add_configured_template(
     if processor is not None and processor.num_special_tokens_to_add(False) > 0:
         return
     # Checkpoints of the Llama family may rely on the tokenizer class of `transformers` 4 to add
-    # BOS. DeepSeek-V3 does, and its answers degrade without BOS.
+    # BOS. DeepSeek-V3 does, and its answers are worse without BOS.
     first = bos if config.get("add_bos_token") is True else None
     last = eos if config.get("add_eos_token") is True else None
     if first is None and last is None:

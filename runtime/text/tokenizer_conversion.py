@@ -1,8 +1,8 @@
 """Makes a missing `tokenizer.json` once, with `transformers` in a child process.
 
-The conversion needs `transformers`, which may import torch. The front must import neither, so the
-conversion runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`. The result is
-cached.
+The conversion needs `transformers`, which may import torch. The front process must import neither,
+so the conversion runs as `python -m runtime.text.tokenizer_conversion <folder> <file>`. The result
+is cached.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from runtime.errors import StartupError
 from runtime.ipc.process import child_environment
 
 _TIMEOUT_S = 300.0
-# Files that may have a vocabulary. If any of them changes, the tokenizer is converted again.
+# Patterns of files that may have a vocabulary. The tokenizer is converted again if one changes.
 _SOURCES = ("*.model", "*.tiktoken", "*.txt", "vocab.json", "tekken.json", "*token*.json")
-# These files have settings of a vocabulary, but no vocabulary.
+# Files that match the patterns but have only settings.
 _SETTINGS = frozenset({"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
 
 
 def converted_tokenizer_file(folder: Path, cache: Path | None = None) -> Path:
-    """Return the `tokenizer.json` made from the vocabulary files in `folder`; convert on first use.
+    """Return the path of a `tokenizer.json` made from the vocabulary files in `folder`.
+
+    The first call for these files makes it; later ones find it in the cache.
 
     Args:
         folder: a model folder without `tokenizer.json`.
-        cache: where results are kept; default `~/.cache/headrace/tokenizers`.
+        cache: folder of the results; default `~/.cache/headrace/tokenizers`.
 
     Raises:
-        StartupError: the folder has nothing that can be converted.
+        StartupError: the folder has no vocabulary that can be converted.
     """
     sources = sorted({path for pattern in _SOURCES for path in folder.glob(pattern)})
     if all(path.name in _SETTINGS for path in sources):
@@ -52,7 +54,7 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        # A read-only home is common in containers; there each start converts again.
+        # The home folder may be read-only, as in many containers. Then each start converts again.
         return Path(tempfile.mkdtemp(prefix="headrace-tokenizer-"))
     return folder
 
@@ -79,7 +81,7 @@ def _run_conversion(folder: Path, result: Path) -> None:
 
 
 def convert(folder: Path, result: Path) -> None:
-    """Write the `tokenizer.json` of the vocabulary files in `folder` to `result`."""
+    """Make a `tokenizer.json` from the vocabulary files in `folder`, and write it to `result`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -87,7 +89,7 @@ def convert(folder: Path, result: Path) -> None:
     )
     partial = result.with_name(f".{os.getpid()}-{result.name}")
     tokenizer.backend_tokenizer.save(str(partial))
-    # Two servers may start at once: each sees a whole file or none.
+    # The file appears as a whole: another server may be starting at the same time.
     partial.replace(result)
 
 

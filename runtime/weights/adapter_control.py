@@ -1,8 +1,8 @@
-"""The front's side of adapters (LoRA): loads, unloads and finds them by name. Front-safe.
+"""The front process's side of adapters (LoRA): loads, unloads and finds them by name. No torch.
 
-The folder is checked here, without torch; the workers then read it into host memory beside their
-steps. Tensors that a trainer sends are written to a folder of the run first, so that a worker which
-is started again finds them.
+An adapter's folder is checked here; the workers then read it into host memory while their steps go
+on. Tensors that a trainer sends are written to a folder of the run first, so that a restarted
+worker finds them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from runtime.requests.arrival import timed
 logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 256
-# Names and folders that are kept for adapters which the workers do not hold.
+# The most adapters that are registered, whether or not the workers have them.
 MAX_REGISTERED = 4096
 _POLL_S = 0.01
 _READING = OffloadPool("reading of adapters", workers=2, max_queued=64, timeout_s=120.0)
@@ -42,10 +42,12 @@ _READING = OffloadPool("reading of adapters", workers=2, max_queued=64, timeout_
 
 @dataclass(frozen=True)
 class AdapterOutcome:
-    """The result of a call.
+    """The result of loading or unloading an adapter.
 
     Attributes:
-        loaded: name and path of every adapter that requests may name now.
+        success: whether it succeeded.
+        message: why it failed; empty on success.
+        loaded: path of every adapter that requests may name now, by name.
     """
 
     success: bool
@@ -54,7 +56,7 @@ class AdapterOutcome:
 
 
 class AdapterControl:
-    """One engine's adapters; calls that change them run one after the other."""
+    """The adapters of one engine. Calls that change them run one after the other."""
 
     def __init__(
         self,
@@ -65,13 +67,13 @@ class AdapterControl:
         *,
         max_loaded: int | None = None,
     ) -> None:
-        """Act on one engine.
+        """Control the adapters of one engine.
 
         Args:
             client: the engine's client.
-            model: the model it serves.
-            limits: the workers' room; `None` if adapters are off.
-            folder: private, for tensors that are sent; removed by its owner.
+            model: the model that it serves.
+            limits: the workers' limits on adapters; `None` if adapters are off.
+            folder: a private folder for tensors that are sent; its owner removes it.
             max_loaded: most adapters in the workers' memory; `None` for any number.
         """
         self._client = client
@@ -86,7 +88,7 @@ class AdapterControl:
 
     @property
     def record(self) -> AdapterRecord:
-        """The record of all adapters, by name."""
+        """All adapters, by name."""
         return self._record
 
     # ---- at the start ----
@@ -94,7 +96,7 @@ class AdapterControl:
     def register(
         self, name: str, path: str, folder: Path, spec: AdapterSpec, *, pinned: bool
     ) -> None:
-        """Note an adapter of the command line, which workers load before they take requests."""
+        """Register an adapter of the command line, which workers load before any request."""
         adapter = Adapter(self._record.next_id(), name, path, folder, spec.rank, pinned)
         adapter.is_loaded = True
         self._record.add(adapter)
@@ -102,10 +104,10 @@ class AdapterControl:
     # ---- requests ----
 
     async def find(self, name: str, param: str = "lora_path") -> int:
-        """Return the id of the adapter that a request names, once the workers have it.
+        """Return the id of the adapter that a request names; load it first if it was dropped.
 
         Raises:
-            InvalidRequest: no adapter has that name, or the adapter cannot be loaded again.
+            InvalidRequest: no adapter has that name, or it cannot be loaded again.
         """
         adapter = self._record.find(name, param)
         if not adapter.is_loaded:
@@ -125,7 +127,7 @@ class AdapterControl:
     async def load(
         self, name: str, path: str, *, pinned: bool = False, roots: AdapterRoots | None = None
     ) -> AdapterOutcome:
-        """Load a folder of this machine; `roots` limits which ones are allowed."""
+        """Load an adapter from a folder of this machine; `roots` limits which are allowed."""
 
         async def run() -> None:
             self._check_new(name)
@@ -137,7 +139,7 @@ class AdapterControl:
     async def load_tensors(
         self, name: str, config: dict[str, Any], tensors: bytes | Path, *, pinned: bool = False
     ) -> AdapterOutcome:
-        """Load tensors that were sent.
+        """Load an adapter whose tensors were sent.
 
         Args:
             name: name of the adapter.
@@ -159,7 +161,7 @@ class AdapterControl:
         return await self._outcome(run())
 
     async def unload(self, name: str) -> AdapterOutcome:
-        """Forget an adapter; requests that run with it end first, new ones are refused at once."""
+        """Unload an adapter once its requests have ended; new requests are refused at once."""
 
         async def run() -> None:
             adapter = self._record.find(name, "lora_name")
@@ -172,7 +174,7 @@ class AdapterControl:
                         await self._drop(adapter)
                     self._record.remove(adapter)
             finally:
-                # If it is still there, a worker is being started; the call may be repeated.
+                # If unloading failed because a worker is being started, it may be tried again.
                 adapter.is_leaving = False
             if not adapter.path:
                 shutil.rmtree(adapter.folder, ignore_errors=True)
@@ -205,7 +207,7 @@ class AdapterControl:
             read_adapter, folder, self._model, limits.max_rank, limits.target_modules
         )
         async with self._turn:
-            # Two calls may have read the same name at once.
+            # The name is checked again, because two calls may have read it at the same time.
             self._check_new(name)
             pinned_ones = sum(each.pinned for each in self._record.all())
             if pinned and pinned_ones + 1 >= limits.max_per_batch:
@@ -219,7 +221,7 @@ class AdapterControl:
             self._record.add(adapter)
 
     async def _load(self, adapter: Adapter) -> None:
-        """Have every worker load an adapter, after making room; the caller holds `_turn`."""
+        """Let every worker load an adapter, after making room; the caller holds `_turn`."""
         while self._max_loaded is not None and len(self._record.loaded()) >= self._max_loaded:
             await self._evict()
         reply = await self._ask(replace(adapter.message, in_background=True))
@@ -227,7 +229,7 @@ class AdapterControl:
             await asyncio.sleep(_POLL_S)
             reply = await self._ask(AdapterStatus(adapter.adapter_id, adapter.pinned))
         if not reply.success:
-            # A replica may have it although another one failed.
+            # Some replicas may have loaded it, so it is unloaded everywhere.
             await self._client.calls.control(
                 lambda call_id: WeightCall(call_id, UnloadAdapter(adapter.adapter_id)), None
             )
@@ -235,7 +237,7 @@ class AdapterControl:
         adapter.is_loaded = True
 
     async def _evict(self) -> None:
-        """Have the workers drop the adapter that was unused for the longest time."""
+        """Let the workers drop the adapter that has been unused for longest."""
         free = [
             each
             for each in self._record.loaded()
@@ -250,10 +252,10 @@ class AdapterControl:
         await self._drop(oldest)
 
     async def _drop(self, adapter: Adapter) -> None:
-        """Have every worker forget an adapter, once it has seen the end of all its requests."""
+        """Let every worker drop an adapter, once the worker knows that all its requests ended."""
         op = UnloadAdapter(adapter.adapter_id)
         while not (await self._ask(op)).success:  # noqa: ASYNC110  # rare
-            # A request that ended by a stop string ends here before it ends there.
+            # A request that a stop string ended may still run in the worker for a step.
             await asyncio.sleep(_POLL_S)
 
     async def _ask(self, op: AdapterOp) -> ControlReply:
@@ -261,7 +263,7 @@ class AdapterControl:
 
 
 def check_name(name: str) -> None:
-    """Check an adapter's name; logs, metrics and answers show it.
+    """Check an adapter's name, which appears in logs, metrics and answers.
 
     Raises:
         InvalidRequest: the name is empty, too long, or has characters that are not printable.

@@ -1,4 +1,4 @@
-"""Reads a rank's adapters (LoRA) from their folders while the rank's steps go on."""
+"""Reads adapters (LoRA) from their folders on one rank, while the rank's steps go on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOADED = "loaded"
 
 
 class RankAdapters:
-    """Executes the front's operations on adapters."""
+    """Executes the front's operations on adapters, on one rank."""
 
     def __init__(self, pool: AdapterPool, model: ModelSpec, limits: LoraLimits) -> None:
-        """Load into `pool` adapters that fit `model` and `limits`."""
+        """Prepare to load adapters into `pool`, if they fit `model` and `limits`."""
         self._pool = pool
         self._model = model
         self._limits = limits
@@ -27,7 +27,7 @@ class RankAdapters:
         self._loading: dict[int, Future[None]] = {}
 
     def change(self, op: AdapterOp) -> str:
-        """Execute `op`; `LOADED` says that an adapter is loaded.
+        """Execute an operation; return `LOADED` if its adapter is loaded now.
 
         Raises:
             InvalidRequest, StartupError: an adapter cannot be read.
@@ -50,7 +50,7 @@ class RankAdapters:
             case UnloadAdapter():
                 future = self._loading.pop(op.adapter_id, None)
                 if future is not None:
-                    # It may not be loaded after it was unloaded.
+                    # Wait for the loading to end: it must not finish after the unloading.
                     future.exception()
                 self._pool.unload(op.adapter_id)
                 return ""
@@ -58,7 +58,7 @@ class RankAdapters:
                 assert_never(op)
 
     def _load(self, op: LoadAdapter) -> None:
-        # The front has checked the folder; the same check lists its tensors here.
+        # The front has checked the folder; reading it again here gives the list of its tensors.
         limits = self._limits
         spec = read_adapter(Path(op.folder), self._model, limits.max_rank, limits.target_modules)
         self._pool.load(op.adapter_id, spec)

@@ -1,4 +1,4 @@
-"""Bodies of the routes for adapters (LoRA), checked. Front-safe; nothing is unpickled."""
+"""The bodies of the routes for adapters (LoRA), and their checks. No torch; no unpickling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TENSORS_FIELD = "serialized_tensors"
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """The body of `/load_lora_adapter` as it arrives."""
+    """The body of `/load_lora_adapter`."""
 
     lora_name: str
     lora_path: str
@@ -21,16 +21,15 @@ class LoadAdapterBody(msgspec.Struct, kw_only=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """The body of `/unload_lora_adapter` as it arrives."""
+    """The body of `/unload_lora_adapter`."""
 
     lora_name: str
 
 
 class AdapterTensorsBody(msgspec.Struct, kw_only=True):
-    """The body of `/load_lora_adapter_from_tensors` as it arrives.
+    """The body of `/load_lora_adapter_from_tensors`.
 
-    Tensors are the bytes of a safetensors file, which JSON encodes in base64. Callers that send a
-    list send a list of one.
+    `serialized_tensors` has the bytes of a safetensors file, in base64; it may be a list of one.
     """
 
     lora_name: str
@@ -42,7 +41,7 @@ class AdapterTensorsBody(msgspec.Struct, kw_only=True):
 
 
 def tensors_of(body: AdapterTensorsBody) -> bytes:
-    """Return the bytes of a safetensors file.
+    """Return the bytes of the safetensors file in a body.
 
     Raises:
         InvalidRequest: the bytes are something else, or the adapter adds tokens.

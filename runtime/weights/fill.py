@@ -1,4 +1,4 @@
-"""Fill a model's parameters from a stream of tensors, at start and on a live model."""
+"""Fills a model's parameters from a stream of checkpoint tensors, at start or while it serves."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ def load_weights(
     partial: bool = False,
     before: Callable[[str, WeightHolder], None] | None = None,
 ) -> None:
-    """Fill `model` from checkpoint tensors; on a live model, replace its weights.
+    """Fill `model` with checkpoint tensors; if it is loaded already, replace its weights.
 
-    Each layer is packed as soon as its last tensor has come, so only unfinished layers take extra
-    memory. Tensors are cast to the model's type and cut to its rank's part.
+    Each layer is packed as soon as its last tensor has come, so only layers that are incomplete
+    take extra memory. Tensors are cast to the model's type and cut to the rank's part.
 
     Args:
-        model: new, or already loaded.
+        model: a new model, or one that is loaded already.
         tensors: pairs of checkpoint name and tensor, on any device. A tensor has the shape in
-            `ModelSpec.weights`, or is this rank's part, as the functions of `shards_of` cut it.
-        partial: accept missing tensors and keep the model's current values for them; only for a
-            model that is already loaded.
+            `ModelSpec.weights`, or is already this rank's part, as the functions of `shards_of` cut
+            it.
+        partial: whether tensors may be missing, whose current values then stay; only for a model
+            that is loaded already.
         before: called with each layer's name before its first tensor is written.
 
     Raises:
-        StartupError: a tensor is unexpected, repeated, missing or of the wrong shape. A live model
-            keeps the layers that were replaced before the error.
+        StartupError: a tensor is unexpected, repeated, missing or of the wrong shape. Layers that
+            were replaced before the error stay replaced.
     """
     fill = _Fill(model, before)
     try:
@@ -50,7 +51,7 @@ def load_weights(
 
 
 def own_weights(model: Model) -> Sequence[WeightSpec]:
-    """Return the checkpoint's tensors of this rank's stage, in the order of the layers."""
+    """Return the checkpoint tensors that this rank's pipeline stage needs, in layer order."""
     weights = model.spec.weights
     if model.context.stage.count == 1:
         return weights
@@ -59,7 +60,7 @@ def own_weights(model: Model) -> Sequence[WeightSpec]:
 
 
 def is_elsewhere(model: Model) -> Callable[[str], bool]:
-    """Return a function that says whether a checkpoint's tensor belongs to other stages only."""
+    """Return a function that says whether only other pipeline stages need a checkpoint tensor."""
     own = {spec.name for spec in own_weights(model)}
     floats = model.spec.weights_in_floats
     known = {spec.name for spec in model.spec.weights} | set(floats)
@@ -69,7 +70,7 @@ def is_elsewhere(model: Model) -> Callable[[str], bool]:
 
 
 def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return by name the function that cuts this rank's part out of each checkpoint tensor."""
+    """Return, for each checkpoint tensor, the function that cuts this rank's part out of it."""
     holders = dict(model.holders())
     found: dict[str, Callable[[Tensor], Tensor]] = {}
     for spec in own_weights(model):
@@ -81,7 +82,7 @@ def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 class _Fill:
-    """Tracks which shards of which holders are still missing."""
+    """The state of one filling: which parts of which layers are still missing."""
 
     def __init__(self, model: Model, before: Callable[[str, WeightHolder], None] | None) -> None:
         self.before = before
@@ -120,7 +121,7 @@ class _Fill:
         if shards.pop((parameter_name, spec.shard), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
         if tensor.is_floating_point() and tensor.itemsize > 1:
-            # Floats become codes with scales of their own.
+            # If a tensor comes as floats, quantizing it makes its scales, so none are awaited.
             for scale in self.scales.get(name if name in self.specs else spec.of, ()):
                 shards.pop((scale.target.rpartition(".")[2], scale.shard), None)
         parameter.fill(spec.shard, tensor)
@@ -128,7 +129,7 @@ class _Fill:
             holder.finalize([])
 
     def touched(self) -> list[WeightHolder]:
-        """Return the holders that are only partly filled."""
+        """Return the layers that are only partly filled."""
         return [
             self.holders[name]
             for name, shards in self.open.items()

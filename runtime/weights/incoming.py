@@ -1,6 +1,6 @@
-"""Tensors from a trainer: as safetensors bytes, in shared memory, in CUDA memory.
+"""Reads tensors that a trainer provides: safetensors bytes, shared memory, or CUDA memory.
 
-Nothing is unpickled here: the sender takes a CUDA handle apart into its numbers.
+Nothing is unpickled here: a CUDA handle is sent as its numbers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass
 class Incoming:
-    """Tensors, and their shapes, which are known before the tensors are read."""
+    """Tensors by name, and their shapes, which are known before the tensors are read."""
 
     shapes: dict[str, list[int]]
     tensors: Iterator[tuple[str, Tensor]]
 
 
 def from_bytes(data: bytes) -> Incoming:
-    """Return the tensors of a safetensors file.
+    """Return the tensors of a safetensors file, given its bytes.
 
     Raises:
         InvalidRequest: the bytes are not a safetensors file.
@@ -49,11 +49,11 @@ def from_bytes(data: bytes) -> Incoming:
 
 
 def from_shared_memory(name: str) -> Incoming:
-    """Return the tensors of a safetensors file in shared memory.
+    """Return the tensors of a safetensors file in shared memory, given its name in `/dev/shm`.
 
     Raises:
         InvalidRequest: no shared memory has this name.
-        StartupError: the memory does not hold a safetensors file.
+        StartupError: the memory does not contain a safetensors file.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise InvalidRequest(f"shared_memory: {name[:128]!r} is not a name in {SHARED_MEMORY}.")
@@ -69,7 +69,7 @@ def from_shared_memory(name: str) -> Incoming:
 
 
 def from_cuda(handles: list[CudaHandle], device: torch.device) -> Incoming:
-    """Return the tensors in a trainer's CUDA memory; valid until the trainer changes them.
+    """Return tensors in a trainer's CUDA memory; they change when the trainer changes them.
 
     Raises:
         InvalidRequest: the model is on the CPU, the device is not visible, or the memory cannot be
@@ -90,7 +90,7 @@ def _open_all(handles: list[CudaHandle]) -> Iterator[tuple[str, Tensor]]:
             if spec.dtype not in DTYPES or not 0 <= start <= len(flat) - size_bytes(spec):
                 raise InvalidRequest(f"cuda_ipc: tensor {spec.name!r} does not lie in its memory.")
             yield spec.name, tensor_at(flat, start, spec)
-        # The owner may reuse its memory once the update is answered.
+        # Wait for the copies: the trainer may reuse its memory after the answer.
         torch.cuda.synchronize()
 
 

@@ -1,7 +1,7 @@
-"""Replaces, restores, reads, checks and releases a serving model's weights on one rank.
+"""Replaces, restores, reads, checks and releases the weights of a serving model, on one rank.
 
-An update is atomic on its rank: it is kept or undone as a whole. An undo reads the folder that the
-weights came from if it is unchanged; otherwise each layer is copied to the host before it is
+An update is atomic on its rank: it is kept or undone as a whole. An undo reads the old weights from
+their folder again if that is unchanged. Otherwise each layer was copied to the host before it was
 replaced.
 """
 
@@ -26,17 +26,17 @@ from runtime.weights.fill import is_elsewhere, load_weights, own_weights
 from runtime.weights.load_model import dummy_tensors
 from runtime.weights.weight_files import WeightFiles
 
-# A layer's tensors by parameter name, plain, on the host.
+# The tensors of one layer in checkpoint layout, on the host, by parameter name.
 _Saved = dict[str, Tensor]
-# Ends of names of what decides the form of codes, which a live model keeps.
+# Ends of names of tensors that define the format of quantized values; a live model keeps them.
 _FORM = ("_zero", "_order", "_shape")
 
 
 class LiveWeights:
-    """One rank's weights.
+    """The weights of one rank.
 
     Attributes:
-        are_released: whether their memory was released; then only `restore` or a full load may
+        are_released: whether their memory is released. Then only `restore` or a full load may
             follow.
     """
 
@@ -47,14 +47,14 @@ class LiveWeights:
         beat: Callable[[], None],
         spill_folder: Path,
     ) -> None:
-        """Manage the weights of `model`, which is loaded.
+        """Manage the weights of a loaded model.
 
         Args:
-            model: a model on its device.
-            source: the files that hold exactly these weights, if any do.
-            beat: called often while tensors are read, as proof of life.
-            spill_folder: keeps released weights that no file holds, if they cannot stay on the
-                host.
+            model: a loaded model on its device.
+            source: the files that have exactly these weights; `None` if no files do.
+            beat: called often while tensors are read, to show that the process is alive.
+            spill_folder: folder for released weights that no file has, if they cannot be kept on
+                the host.
         """
         self._model = model
         self._holders: dict[str, WeightHolder] = dict(model.holders())
@@ -62,19 +62,19 @@ class LiveWeights:
         self._source = source
         self._beat = beat
         self._spill_folder = spill_folder
-        # Set from the first change until `keep` or `undo`: copies, files, or "released" for
-        # nothing.
+        # What `undo` needs, from the first change until `keep` or `undo`: copies of layers, the
+        # files to read again, or "released" if the weights were released before.
         self._undo: dict[str, _Saved] | WeightFiles | Literal["released"] | None = None
         self._undo_source: WeightFiles | None = None
         self._digests: dict[str, str] | None = None
-        # Released weights that no model folder holds: copies, or the folder they were spilled to.
+        # Released weights that no model folder has: copies, or the folder with them.
         self._backup: dict[str, _Saved] | Path | None = None
         self.are_released = False
 
     # ---- updates ----
 
     def load_folder(self, folder: Path) -> None:
-        """Replace every weight with the folder's.
+        """Replace all weights with those of a folder.
 
         Raises:
             StartupError: the files do not fit, and nothing was changed; or they could not be read
@@ -85,7 +85,7 @@ class LiveWeights:
         self._source = files
 
     def load_dummy(self, seed: int) -> None:
-        """Replace every weight with random numbers from `seed`."""
+        """Replace all weights with random numbers, which `seed` determines."""
         device = self._model.context.device
         self._load(dummy_tensors(self._model.spec, seed, device), partial=False)
 
@@ -96,7 +96,7 @@ class LiveWeights:
 
         Args:
             shapes: shapes of all tensors, checked before the first one is read.
-            tensors: floating-point, on any device.
+            tensors: pairs of name and floating-point tensor, on any device.
 
         Raises:
             InvalidRequest: a name or a shape is wrong, and nothing was changed.
@@ -106,7 +106,7 @@ class LiveWeights:
         self._load(tensors, partial=True)
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Compare names and shapes with the model's.
+        """Check names and shapes of tensors against the model's.
 
         Raises:
             InvalidRequest: a name or a shape is wrong, or the weights are released.
@@ -138,7 +138,7 @@ class LiveWeights:
             self._undo = source
         else:
             self._undo = {}
-        # Even if loading fails, the files no longer match the loaded weights.
+        # From here on the loaded weights differ from the files, even if loading fails.
         self._source = None
         load_weights(self._model, self._beating(tensors), partial=partial, before=self._save)
         self.are_released = False
@@ -148,16 +148,16 @@ class LiveWeights:
             self._undo[name] = _copies(holder)
 
     def keep(self) -> None:
-        """Keep the update."""
+        """Make the update final."""
         self._undo = self._undo_source = None
         if not self.are_released:
             self._drop_backup()
 
     def undo(self) -> None:
-        """Undo everything since the last `keep`.
+        """Undo all changes since the last `keep`.
 
         Raises:
-            StartupError: the old weights can no longer be read; the weights are now a mixture.
+            StartupError: the old weights can no longer be read, so the weights are now a mixture.
         """
         undo, self._undo = self._undo, None
         if undo is None:
@@ -174,11 +174,11 @@ class LiveWeights:
     # ---- reading ----
 
     def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard] | None:
-        """Return this rank's part of a weight's first rows.
+        """Return this rank's part of the first rows of a weight.
 
         Returns:
-            A float32 copy on the host, and the shard, which says where the part belongs; `None` if
-            other stages have the weight.
+            A float32 copy on the host, and the shard, which says where in the whole weight the part
+            belongs. `None` if only other pipeline stages have the weight.
 
         Raises:
             InvalidRequest: the model has no such weight.
@@ -189,8 +189,8 @@ class LiveWeights:
             return None
         tensor, shard = self._part(spec, as_numbers=True)
         if shard.num_blocks > 1 or shard.spans:
-            # The first rows belong to the first block or span: they are cut after the ranks' parts
-            # are joined.
+            # Here a rank's first rows are not the weight's first rows, so the rows are cut off only
+            # after the ranks' parts are joined.
             num_rows = shard.num_rows
         elif shard.shard_dim == 0:
             num_rows = max(0, min(num_rows - shard.start, shard.length))
@@ -230,7 +230,7 @@ class LiveWeights:
         return found
 
     def snapshot(self) -> None:
-        """Store a digest of each weight, with which `differences` compares later weights."""
+        """Store a digest of each weight, for a later comparison by `differences`."""
         self._digests = self.digests()
 
     def differences(self) -> list[str]:
@@ -245,7 +245,7 @@ class LiveWeights:
         return [name for name, digest in self.digests().items() if digest != before[name]]
 
     def destroy(self) -> None:
-        """Overwrite every weight with noise, so that an update that omits one is noticed."""
+        """Overwrite every weight with noise, to show whether an update replaces all of them."""
         self._check_present()
         self._source = None
         for holder in self._holders.values():
@@ -257,10 +257,10 @@ class LiveWeights:
     # ---- memory ----
 
     def release(self) -> None:
-        """Release the memory of large matrices.
+        """Release the memory of the large matrices.
 
-        Matrices that a model folder holds are read from there again later. Others are kept on the
-        host, or in files if the host is the device.
+        Matrices that a model folder has are read from it again later. Others are kept on the host,
+        or in files if the model runs on the host.
         """
         self._check_present()
         if self._source is None or self._source.changed() is not None:
@@ -283,7 +283,7 @@ class LiveWeights:
         self.are_released = True
 
     def restore(self) -> None:
-        """Restore the memory and weights that `release` released.
+        """Allocate the released memory and restore the weights.
 
         Raises:
             StartupError: the files are gone; the weights stay released.
@@ -293,7 +293,7 @@ class LiveWeights:
         try:
             self._fill_again()
         except BaseException:
-            # A partly restored model would keep memory that others need.
+            # Memory is given back, because a model that is only partly restored is of no use.
             self._release_all()
             raise
         self._drop_backup()
@@ -336,7 +336,7 @@ class LiveWeights:
 
 def _noise(tensor: Tensor) -> Tensor:
     if tensor.itemsize == 1:
-        # Bytes of any meaning.
+        # Values of one byte may have any bits.
         tensor.view(torch.uint8).random_()
         return tensor
     return tensor.normal_() if tensor.is_floating_point() else tensor.random_()

@@ -1,4 +1,4 @@
-"""Build a model and fill it: from safetensors, or with seeded random numbers."""
+"""Builds a model and fills it, from safetensors or GGUF files or with random numbers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
 ) -> Model:
-    """Build the model that `spec` describes and load its weights.
+    """Build the model that `spec` describes, and load its weights.
 
     Args:
         folder: local folder with the weights; not read for dummy weights.
-        spec: what `read_model_spec` returned.
-        context: type, device and rank.
-        progress: called with the share of bytes that are loaded, from 0 to 1.
+        spec: the model's description, from `read_model_spec`.
+        context: type of the weights, device and rank.
+        progress: called with the share of the bytes that is loaded, from 0 to 1.
         load_format: `auto` or `safetensors` for the folder's weights, `dummy` for random ones.
-        seed: seed of dummy weights.
+        seed: determines dummy weights.
 
     Raises:
-        StartupError: the folder's weights cannot be read or do not fit; the message is one line.
+        StartupError: the folder's weights cannot be read or do not fit; the message has one line.
     """
     progress(0.0)
     if load_format == "dummy":
@@ -57,7 +57,7 @@ def load_model(
         own_bytes = sum(info.size_bytes for info in infos.values())
         own = replace(summary, tensors=infos, total_bytes=own_bytes)
         tensors = checkpoint_tensors(own, context.device, shards_of(model))
-        # Counts whole tensors, even if the rank takes only a part.
+        # Progress counts whole tensors, even if the rank keeps only a part of each.
         counted = _counted(
             tensors, own.total_bytes, lambda name, _: infos[name].size_bytes, progress
         )
@@ -85,9 +85,9 @@ def build_model(spec: ModelSpec, context: BuildContext) -> Model:
 
 
 def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield random float32 weights of the right shapes, the same for one seed and kind of device.
+    """Yield random float32 weights; a seed gives the same ones on each device of a kind.
 
-    They are made on `device`: a GPU makes in a second what takes a CPU a minute.
+    They are made on `device`, because a GPU makes in a second what takes a CPU a minute.
     """
     generator = torch.Generator(device).manual_seed(seed)
     for weight in spec.logical_weights:
@@ -101,7 +101,7 @@ def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[
 
 
 def parameter_bytes(model: Model) -> int:
-    """Return the bytes that the model's weights hold, packed, on this rank."""
+    """Return the number of bytes of the model's packed weights on this rank."""
     return sum(holder.size_bytes for _, holder in model.holders())
 
 
@@ -111,7 +111,7 @@ def _counted(
     size_of: Callable[[str, Tensor], int],
     progress: Callable[[float], None],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Pass tensors through; report the share that has been consumed."""
+    """Yield the tensors; report which share of `total` has been consumed."""
     done = 0
     for name, tensor in tensors:
         yield name, tensor

@@ -1,4 +1,4 @@
-"""Finds other weights for the serving model, in a folder or on a hub, and checks that they fit."""
+"""Finds other weights for a serving model, in a folder or on a hub, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from runtime.models.registry import read_model_spec
 logger = logging.getLogger(__name__)
 
 UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
-# A folder is found at once; a hub id may have to be downloaded.
+# Threads that find a folder, or download a model from a hub, which may take long.
 _FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout_s=3600.0)
-# Headers and configuration only; a hanging file system leads to a timeout.
+# Threads that read headers and configuration; if a file system hangs, the call times out.
 _READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
-# Fields that may differ between two configurations that give the same tensors the same meaning.
+# Fields in which two models may differ although tensors have the same meaning in both.
 _IRRELEVANT = frozenset(
     {
         "raw",
@@ -43,19 +43,19 @@ _IRRELEVANT = frozenset(
 async def find_other_weights(
     model_path: str, model: ModelSpec, roots: WeightRoots | None
 ) -> Path | str:
-    """Return the folder of weights that fit `model`, or why there are none.
+    """Return the folder of weights that fit a model; if there is none, a message that says why.
 
     Args:
         model_path: a folder or a hub id.
-        model: the model that serves.
-        roots: limits which folders and hub ids are allowed; without roots all are allowed.
+        model: the model that is being served.
+        roots: which folders and hub ids are allowed; `None` allows all.
     """
     try:
         find = resolve_model_folder if roots is None else roots.find
         folder = await _FETCHING.run(find, model_path)
         await _READING.run(read_tensor_infos, folder)
     except StartupError as error:
-        # The answer omits the advice, as the reference's text does.
+        # The error's advice is for the operator, so it is logged and not in the answer.
         logger.warning("No weights from %r: %s", model_path[:256], error.message)
         return f"Failed to get weights iterator: {_sentence(error)}"
     try:
@@ -66,12 +66,12 @@ async def find_other_weights(
 
 
 def _check(folder: Path, model: ModelSpec) -> None:
-    """Compare a folder with the serving model.
+    """Check that a folder's model has the same tensors, with the same meaning, as the served one.
 
     Raises:
-        StartupError: other shapes, or another model; one line.
+        StartupError: it is another model; the message has one line.
     """
-    # Without a configuration it is the same model, unless the files hold an untied head.
+    # A folder without a configuration has the same model, except for a head of its own, if any.
     other = with_head_of_files(folder, model)
     if is_gguf(folder) or (folder / "config.json").is_file():
         other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")

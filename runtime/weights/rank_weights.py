@@ -1,6 +1,6 @@
-"""Executes operations on one rank's weights and memory; rank 0 and the others run the same code.
+"""Executes operations on the weights and memory of one rank; all ranks run the same code.
 
-An error in a call becomes an unsuccessful reply, so no client can end the rank.
+An error becomes an unsuccessful reply, so no client can end the process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ JOINED, RECEIVED = "joined", "received"
 
 
 class RankWeights:
-    """Executes weight operations on one rank."""
+    """Executes operations on weights, on one rank."""
 
     def __init__(
         self,
@@ -71,9 +71,15 @@ class RankWeights:
         beat: Callable[[], None],
         adapters: RankAdapters | None = None,
     ) -> None:
-        """Act on `weights` and `memory` of `rank`; `beat` is called often meanwhile.
+        """Prepare to change `weights` and `memory`.
 
-        Without `adapters`, none can be loaded.
+        Args:
+            rank: the rank's number.
+            device: the rank's device.
+            weights: the rank's weights.
+            memory: the rank's KV pool and CUDA graphs.
+            beat: called often during an operation, to show that the process is alive.
+            adapters: loads adapters; `None` if adapters are off.
         """
         self._adapters = adapters
         self._rank = rank
@@ -85,11 +91,11 @@ class RankWeights:
 
     @property
     def can_compute(self) -> bool:
-        """Whether the memory of weights and KV pool is allocated."""
+        """Whether the memory of weights and KV pool is allocated, so that steps can run."""
         return not (self._weights.are_released or self._memory.kv_is_released)
 
     def run(self, op: WeightOp) -> RankReply:
-        """Execute `op`; a failure becomes an unsuccessful reply that says why.
+        """Execute an operation; a failure becomes an unsuccessful reply that says why.
 
         Raises:
             DeviceLost: the device has failed for good.
@@ -228,7 +234,7 @@ class RankWeights:
 
     def _release(self, tags: list[MemoryTag]) -> None:
         wanted = tags or MEMORY_TAGS
-        # This comes first, because it may lack memory for a copy.
+        # The weights are released first, because there may be too little memory for their copy.
         if "weights" in wanted and not self._weights.are_released:
             self._weights.release()
             self._memory.release_graphs()

@@ -1,4 +1,4 @@
-"""Tensors of a checked checkpoint: views of mapped files, or copies on a GPU made by threads."""
+"""Reads the tensors of a checked checkpoint: views of mapped files, or copies on a GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 from runtime.weights.stored_tensors import as_tensor, map_file
 
-# One thread moves 3 to 6 GB/s from the page cache to a GPU; several move about three times as much.
+# Number of threads. One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three
+# times as much.
 _READERS = 4
-# Bytes of copies that wait on the device to be consumed; one more tensor may be on its way.
+# The most bytes of copies that wait on the device to be used; one more tensor may be on its way.
 _AHEAD_BYTES = 2 * 2**30
 
 
@@ -32,12 +33,16 @@ def checkpoint_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
-    For the CPU they are views of the mapped file: use each one before the next, or copy it. For a
-    GPU, several threads read and copy ahead, from all shards, and only the part of each tensor that
-    `cuts` returns.
+    For the CPU, a tensor is a view of the mapped file: use or copy it before the next one. For a
+    GPU, several threads read ahead and copy to the device, only the part that `cuts` returns.
+
+    Args:
+        summary: the checked folder.
+        device: where the tensors are needed.
+        cuts: for each name, the function that returns the rank's part of the tensor.
 
     Raises:
-        StartupError: a file changed since it was checked.
+        StartupError: a file has changed since it was checked.
     """
     if device.type == "cpu":
         yield from _views(summary.tensors)
@@ -66,14 +71,14 @@ def copies(
     cuts: Mapping[str, Callable[[Tensor], Tensor]],
     ahead_bytes: int = _AHEAD_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies on `device`, in the order of `infos`, made by several threads.
+    """Yield copies of tensors on `device`, in the order of `infos`, made by several threads.
 
     Args:
         infos: the tensors to read, by the names under which they are yielded.
         device: the device of the copies.
-        cuts: by name, the function that returns the part of a tensor to copy; others are copied
-            whole.
-        ahead_bytes: most bytes of copies that wait to be consumed.
+        cuts: for some names, the function that returns the part of the tensor to copy. Other
+            tensors are copied whole.
+        ahead_bytes: most bytes of copies that wait to be used.
 
     Raises:
         StartupError: a file cannot be read.
@@ -90,8 +95,8 @@ def copies(
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
-        # Making a view takes no time, and the library does not document that threads may share a
-        # file.
+        # A lock, because the library does not say that several threads may use a file. It costs no
+        # time, because making a view is fast.
         one_by_one = threading.Lock()
 
         def read(name: str, info: TensorInfo) -> Tensor:

@@ -1,4 +1,4 @@
-"""Turns bytes of a file into tensors."""
+"""Turns the bytes of a file into tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.tensor_info import TensorInfo
 
-# By safetensors' names; every other type that is read consists of blocks of bytes.
+# torch's types, by the names in safetensors files. All other types that are read are quantized
+# blocks of bytes.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -26,28 +27,28 @@ DTYPES = {
 
 
 def map_file(path: Path) -> Tensor:
-    """Map a file as `[size]` uint8; its bytes are read when they are first accessed.
+    """Map a file as a tensor, `[size]` uint8; bytes are read when they are first accessed.
 
     Raises:
-        StartupError: the file is not a regular one; the message is one line.
+        StartupError: the file is not a regular one; the message has one line.
         OSError: the file cannot be mapped.
     """
     with open_regular(path) as file:
-        # Writable although nothing writes to it: torch warns about read-only memory.
+        # The mapping is writable only because torch warns about memory that is not.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def as_tensor(raw: Tensor, info: TensorInfo) -> Tensor:
-    """Return the tensor stored in `raw`, in the order of a Hugging Face checkpoint.
+    """Return the tensor that `raw` stores, with rows in the order of a Hugging Face checkpoint.
 
     Args:
         raw: `[size]` uint8.
-        info: describes the tensor.
+        info: the tensor's description.
 
     Returns:
-        A view if the file has this order, else a copy. Plain numbers have `info.shape`; blocks have
-        a row of uint8 for each row of numbers.
+        A view if the file has the rows in that order, else a copy. Plain numbers have the shape
+        `info.shape`. Quantized blocks have a row of uint8 for each row of numbers.
     """
     dtype = DTYPES.get(info.dtype)
     if dtype is None:

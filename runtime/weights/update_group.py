@@ -1,8 +1,7 @@
-"""Process groups with a trainer, whose rank 0 broadcasts new weights to all of our ranks.
+"""Process groups with a trainer, whose rank 0 broadcasts new weights to all of this engine's ranks.
 
-The rendezvous is the one of RL trainers' helper `init_custom_process_group`, so that both sides
-meet. torch's own functions allow one default group a process, and the ranks of a tensor-parallel
-worker already have theirs.
+The processes meet as in `init_custom_process_group`, which RL trainers use. torch's own functions
+allow one default group in a process, and the ranks of tensor parallelism already have theirs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from runtime.ipc.weight_messages import (
 
 logger = logging.getLogger(__name__)
 
-# For one broadcast, unless the request sets a timeout.
+# The time for one broadcast, unless the request sets another.
 _WORK_TIMEOUT = timedelta(seconds=BROADCAST_TIMEOUT_S)
 _POLL_S = 0.002
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -61,16 +60,16 @@ def create_group(
     backend: str,
     timeout_s: float = BROADCAST_TIMEOUT_S,
 ) -> Any:
-    """Join the group; return the `group` for `torch.distributed.broadcast`.
+    """Join a process group; return the object that `torch.distributed.broadcast` takes as `group`.
 
     Args:
         address: address of a TCP store that rank 0 opens and the others connect to.
         port: port of that store.
         rank: rank of this process in the group.
         world_size: number of processes in the group.
-        name: name of the group, the same for all of them.
+        name: name of the group, the same in all of them.
         backend: `gloo` or `nccl`.
-        timeout_s: time for all processes to join.
+        timeout_s: seconds until all processes must have joined.
     """
     timeout = timedelta(seconds=timeout_s)
     hosts = f"[{address}]" if ":" in address else address
@@ -86,7 +85,7 @@ def create_group(
             dist.Backend(backend),
             distributed_c10d.PrefixStore(name, store),
             group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
-            # Later than our own timeout: NCCL's watchdog ends the process.
+            # With NCCL, longer than `_broadcast` waits, because NCCL's watchdog ends the process.
             timeout=2 * _WORK_TIMEOUT if backend == "nccl" else _WORK_TIMEOUT,
         )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
@@ -95,11 +94,10 @@ def create_group(
 
 @contextlib.contextmanager
 def _default_group_unbound() -> Iterator[None]:
-    """Hide the GPU that the default group is bound to, if any.
+    """Hide the GPU that the default process group is bound to, if any, while the block runs.
 
-    Otherwise torch would treat the new group as a part of the default one and split its
-    communicator. All members of the default group would have to do that together, and the trainer
-    could not.
+    Otherwise torch would make the new group by splitting the default group's communicator. All
+    members of the default group would have to take part, and the trainer is not one of them.
     """
     default = dist.group.WORLD if dist.is_initialized() else None
     bound = None if default is None else default.bound_device_id
@@ -115,7 +113,7 @@ def _default_group_unbound() -> Iterator[None]:
 
 @dataclass
 class _Reception:
-    """Tensors on their way; `received` or `error` is set before `is_done`."""
+    """The tensors of one broadcast; `received` or `error` is set before `is_done`."""
 
     received: list[tuple[str, Tensor]] | None = None
     error: str = ""
@@ -124,7 +122,7 @@ class _Reception:
 
 @dataclass
 class _Member:
-    """One group and its state; `group` is set once all processes have joined."""
+    """One group that this rank is in; `group` is set once all processes have joined."""
 
     name: str
     backend: str
@@ -137,23 +135,23 @@ class _Member:
 
 
 class UpdateGroups:
-    """The groups that this rank is in; no method waits: threads join, receive and leave."""
+    """The groups that this rank is in. No method waits: threads join, receive and leave."""
 
     def __init__(self, tp_rank: int, device: torch.device) -> None:
-        """Start without groups.
+        """Begin without groups.
 
         Args:
-            tp_rank: added to a group's `rank_offset`.
+            tp_rank: this rank's number, which is added to a group's `rank_offset`.
             device: the device that receives tensors with NCCL.
         """
         self._tp_rank = tp_rank
         self._device = device
         self._members: dict[str, _Member] = {}
-        # Threads that end groups, by name.
+        # For each group's name, the thread that is ending it.
         self._leaving: dict[str, threading.Thread] = {}
 
     def join(self, request: JoinGroup) -> None:
-        """Begin to join a group; returns at once, and `is_joined` reports when all have joined.
+        """Begin to join a group, and return at once; `is_joined` says when all have joined.
 
         Raises:
             InvalidRequest: the group exists, or its back end cannot work here.
@@ -167,7 +165,7 @@ class UpdateGroups:
                 "backend 'nccl' needs a GPU; this model runs on the CPU: use 'gloo'."
             )
         member = self._members[request.group_name] = _Member(request.group_name, request.backend)
-        # A daemon: a trainer that never comes must not keep this process alive.
+        # The thread is a daemon, so that a trainer that never comes cannot keep the process alive.
         threading.Thread(
             target=self._meet, args=(member, request), name="update-group", daemon=True
         ).start()
@@ -175,7 +173,7 @@ class UpdateGroups:
     def _meet(self, member: _Member, request: JoinGroup) -> None:
         try:
             self._set_device()
-            # A group of the same name may still be ending.
+            # A group of the same name may still be ending, so wait for that.
             if (leaving := self._leaving.get(member.name)) is not None:
                 leaving.join()
             with _interface_for(request.master_address):
@@ -188,7 +186,7 @@ class UpdateGroups:
                     request.backend,
                     request.timeout_s,
                 )
-        # Any error of the library is reported to the caller and does not end the process.
+        # Any error of the library is reported to the client and does not end the process.
         except Exception as error:
             member.error = first_line(error)
         finally:
@@ -197,12 +195,12 @@ class UpdateGroups:
             self._end(member)
 
     def _set_device(self) -> None:
-        # A new thread begins with GPU 0.
+        # A new thread uses GPU 0 until it sets its device.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
     def is_joined(self, name: str) -> bool:
-        """Whether all processes have joined; false while some are awaited.
+        """Whether all processes have joined a group.
 
         Raises:
             InvalidRequest: joining failed, and the group is forgotten; or there is no such group.
@@ -216,7 +214,7 @@ class UpdateGroups:
         return True
 
     def leave(self, name: str) -> None:
-        """Forget a group.
+        """Leave a group.
 
         Raises:
             InvalidRequest: no group has that name.
@@ -230,7 +228,7 @@ class UpdateGroups:
         if member.reception is not None and not member.reception.is_done:
             member.is_broken = True
         if member.group is not None:
-            # NCCL may wait until the trainer leaves, so this runs on its own thread.
+            # The group is ended on a thread, because NCCL may wait until the trainer leaves too.
             thread = threading.Thread(
                 target=self._end, args=(member,), name="update-group-end", daemon=True
             )
@@ -244,7 +242,7 @@ class UpdateGroups:
         try:
             self._set_device()
             if member.is_broken and member.backend == "nccl":
-                # A broadcast without a sender is still running.
+                # A broadcast without a sender is running, so ending in order would wait for it.
                 distributed_c10d._abort_process_group(group)
             else:
                 dist.destroy_process_group(group)
@@ -252,7 +250,7 @@ class UpdateGroups:
             logger.warning("The group %r did not end in order: %s", member.name, first_line(error))
 
     def receive(self, request: ReceiveTensors) -> None:
-        """Begin to receive the tensors that the group's rank 0 broadcasts; returns at once.
+        """Begin to receive the tensors that a group's rank 0 broadcasts, and return at once.
 
         Raises:
             InvalidRequest: there is no such group, it is not complete, or it is receiving already.
@@ -263,7 +261,7 @@ class UpdateGroups:
         member = self._members[name]
         if member.reception is not None and not member.reception.is_done:
             raise InvalidRequest(f"The group {name!r} still waits for another broadcast.")
-        # Tensors that were received before and never taken are dropped.
+        # Tensors that an earlier broadcast brought and that were not taken are dropped.
         member.reception = _Reception()
         threading.Thread(
             target=self._receive,
@@ -273,11 +271,11 @@ class UpdateGroups:
         ).start()
 
     def is_received(self, name: str) -> bool:
-        """Whether all tensors have come.
+        """Whether all tensors of a group's broadcast have come.
 
         Raises:
-            InvalidRequest: nothing is awaited; or a broadcast failed, and the group is forgotten,
-                since what the other ranks have received is unknown.
+            InvalidRequest: no broadcast is awaited. Or a broadcast failed; then the group is
+                forgotten, because it is unknown what the other ranks have received.
         """
         reception = self._reception(name)
         if not reception.is_done:
@@ -292,10 +290,10 @@ class UpdateGroups:
         return True
 
     def take(self, name: str) -> list[tuple[str, Tensor]]:
-        """Return the received tensors, with their names; they are returned once.
+        """Return the received tensors with their names, and forget them here.
 
         Raises:
-            InvalidRequest: not all tensors have come, or none are awaited.
+            InvalidRequest: not all tensors have come, or no broadcast is awaited.
         """
         received = self._reception(name).received
         if received is None:
@@ -314,9 +312,9 @@ class UpdateGroups:
             self._set_device()
             reception.received = self._receive_all(member, request)
             if self._device.type == "cuda":
-                # They are used on another thread's stream, so they must be complete.
+                # Another thread uses the tensors on its own stream, so they must be complete.
                 torch.cuda.current_stream().synchronize()
-        # Any error of the library is reported to the caller and does not end the process.
+        # Any error of the library is reported to the client and does not end the process.
         except Exception as error:
             reception.received, reception.error = None, first_line(error)
         finally:
@@ -347,8 +345,8 @@ class UpdateGroups:
     @staticmethod
     def _broadcast(tensor: Tensor, member: _Member, timeout_s: float) -> None:
         options = dist.BroadcastOptions()
-        # An abandoned broadcast must not keep its group from ending. NCCL's own limit is later than
-        # ours because its watchdog ends the process.
+        # The broadcast gets a timeout too, so that an abandoned one does not keep the group from
+        # ending. NCCL's is longer than this method's wait, because its watchdog ends the process.
         options.timeout = timedelta(seconds=timeout_s * (2 if member.backend == "nccl" else 1))
         work = member.group.broadcast([tensor], options)
         deadline = time.monotonic() + timeout_s
@@ -362,7 +360,7 @@ class UpdateGroups:
         try:
             work.wait()
         except RuntimeError as error:
-            # Gloo's own timeout may expire just before ours.
+            # Gloo's timeout may expire just before this method's.
             if "Timed out" in str(error):
                 raise too_late from error
             raise
@@ -376,18 +374,18 @@ class UpdateGroups:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error, without the trace that a library appends."""
+    """Return the first line of an error's message, without the stack that a library appends."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def size_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of the tensor that `spec` describes."""
+    """Return the number of bytes of a tensor."""
     return torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize
 
 
 def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
-    """Return the tensor at byte `start` of `flat`, `[size]` uint8; a view if it is aligned."""
+    """Return the tensor at byte `start` of `flat`, `[size]` uint8; a copy if it is not aligned."""
     piece = flat[start : start + size_bytes(spec)]
     dtype = DTYPES[spec.dtype]
     if start % dtype.itemsize:
@@ -396,7 +394,10 @@ def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
 
 
 class _interface_for:  # a context manager, used like a function
-    """Lets a group reach another machine although the ranks' own group is tied to the loopback."""
+    """Lets a group reach another machine, even if the ranks' own group is bound to loopback.
+
+    Libraries read their interface from the environment, so it is changed while the block runs.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address

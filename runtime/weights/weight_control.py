@@ -1,6 +1,6 @@
-"""The front's side of weights, pauses and memory: orders calls, and keeps the weights' version.
+"""The front process's side of weights, pauses and memory: orders the calls, keeps the version.
 
-Front-safe. The trainers' routes and the offline engine call the same methods.
+No torch. The trainers' routes and the offline engine call the same methods.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ROLLED_BACK = "\nRolled back: the original weights keep serving."
 _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
 _JOIN_GRACE_S = 3.0
-# The first delay between polls for a broadcast; it doubles up to `_JOIN_POLL_S`.
+# The first delay between two polls for a broadcast, seconds; it doubles up to `_JOIN_POLL_S`.
 _RECEIVE_POLL_S = 0.001
 
 
@@ -60,7 +60,9 @@ class Outcome:
     """The result of a call.
 
     Attributes:
-        num_paused_requests: requests that were held or frozen during the call.
+        success: whether it succeeded.
+        message: what was done, or why it failed.
+        num_paused_requests: number of requests that waited or were frozen during the call.
     """
 
     success: bool
@@ -69,7 +71,7 @@ class Outcome:
 
 
 class WeightControl:
-    """One engine's weights; calls that change them run one after the other."""
+    """The weights of one engine. Calls that change them run one after the other."""
 
     def __init__(
         self,
@@ -78,11 +80,11 @@ class WeightControl:
         load_format: str,
         on_renamed: Callable[[str], None],
     ) -> None:
-        """Act on one engine.
+        """Control the weights of one engine.
 
         Args:
-            host: the owner of its processes.
-            model: the model it serves; other weights must fit it.
+            host: the owner of the engine's processes.
+            model: the model that it serves; other weights must fit it.
             load_format: how weights are loaded from disk unless a call says otherwise.
             on_renamed: called with the path or hub id of other weights once they are loaded.
         """
@@ -92,9 +94,9 @@ class WeightControl:
         self._load_format = load_format
         self._on_renamed = on_renamed
         self._turn = asyncio.Lock()
-        # Acquired before `_turn`: a group's broadcasts run one after the other.
+        # A lock for broadcasts, which come one after the other. It is acquired before `_turn`.
         self._receiving = asyncio.Lock()
-        # Groups whose tensors arrive on the host, which disturbs no step.
+        # Names of groups whose tensors arrive in host memory, which does not disturb steps.
         self._host_groups: set[str] = set()
         self._pause: PauseMode | None = None
         self._has_session = False
@@ -115,7 +117,14 @@ class WeightControl:
     ) -> Outcome:
         """Load all weights from a folder or a hub id; requests wait, or are aborted first.
 
-        `roots` limits which folders and hub ids are allowed; without roots all are allowed.
+        Args:
+            model_path: a folder or a hub id; ignored for dummy weights.
+            load_format: `auto`, `safetensors` or `dummy`; `None` for the engine's own format.
+            weight_version: the new weights' label; `None` keeps the label.
+            flush_cache: whether the prefix cache is emptied.
+            abort_all_requests: whether running requests are aborted; else they end first.
+            keep_pause: whether generation is paused afterwards.
+            roots: which folders and hub ids are allowed; `None` allows all.
         """
         load_format = load_format or self._load_format
         if load_format not in ("auto", "safetensors", "dummy"):
@@ -151,12 +160,12 @@ class WeightControl:
         weight_version: str | None = None,
         roots: WeightRoots | None = None,
     ) -> Outcome:
-        """Replace every worker by a new process; running requests go on there, new ones wait.
+        """Replace every worker by a new process, in which running requests go on; new ones wait.
 
         Args:
             model_path: other weights for the new processes; `None` for the present weights.
             weight_version: label of the other weights.
-            roots: as in `update_from_disk`.
+            roots: which folders and hub ids are allowed; `None` allows all.
         """
         folder: Path | None = None
         if model_path is not None:
@@ -216,11 +225,11 @@ class WeightControl:
         flush_cache: bool = True,
         abort_all_requests: bool = False,
     ) -> Outcome:
-        """Replace some weights with those that a trainer broadcasts.
+        """Replace some weights with tensors that a trainer broadcasts.
 
-        If the tensors arrive on the host, requests are served until all have come. With NCCL
-        nothing computes meanwhile: its kernel waits on the GPU, where it might keep a kernel of the
-        ranks' own group from running. The workers' loops go on in both cases.
+        If the tensors arrive in host memory (Gloo), requests are served until all have come. With
+        NCCL no step runs meanwhile: NCCL's kernel waits on the GPU, where it could keep a kernel of
+        the ranks' own group from running. The workers' loops go on in both cases.
         """
         self._refuse_replicas()
         load = LoadReceived(op.group_name)
@@ -240,7 +249,7 @@ class WeightControl:
         return dataclasses.replace(outcome, message=success + outcome.message)
 
     async def _receive(self, op: ReceiveTensors) -> str:
-        """Wait until every rank has the tensors; return why one failed, empty on success."""
+        """Wait until every rank has the tensors; return why a rank failed, empty on success."""
         reply = await self.ask(op)
         if not reply.success:
             return reply.message
@@ -248,7 +257,7 @@ class WeightControl:
         while True:
             reply = await self.ask(ReceiveStatus(op.group_name))
             if not reply.success:
-                # The group is useless to the other ranks, which might wait for minutes.
+                # The group is left, because the other ranks might wait in it for minutes.
                 await self.ask(LeaveGroup(op.group_name))
                 return reply.message
             if reply.message:
@@ -257,7 +266,7 @@ class WeightControl:
             delay_s = min(2 * delay_s, _JOIN_POLL_S)
 
     def _refuse_replicas(self) -> None:
-        # A replica that is restarted would lack the weights that the others were sent.
+        # If a replica were restarted, it would lack the weights that were sent to all others.
         if len(self._client.links) > 1:
             raise InvalidRequest(
                 "With several copies of the model (--dp-size) weights come from disk only: use "
@@ -267,7 +276,7 @@ class WeightControl:
     async def _load(
         self, op: WeightOp, flush_cache: bool, weight_version: str | None, num_paused: int
     ) -> Outcome:
-        """Execute the update; on success the message reports the version."""
+        """Execute an update; on success, the message says the new version, if one is set."""
         flush_now = flush_cache and not self._has_session
         reply = await self._ask(lambda call_id: WeightCall(call_id, op, flush_now))
         if not reply.success:
@@ -279,7 +288,7 @@ class WeightControl:
         if flush_now:
             self._client.calls.forget_prefixes()
         if isinstance(op, LoadFolder | LoadDummy):
-            # A full load restores released weights.
+            # A load of all weights allocates released ones again.
             self._client.loaded.released -= {"weights"}
         if weight_version is None:
             return Outcome(True, "", num_paused)
@@ -287,7 +296,7 @@ class WeightControl:
         return Outcome(True, f" Weight version updated to {weight_version}.", num_paused)
 
     async def begin(self) -> Outcome:
-        """Hold requests over several updates, until `end`; running ones finish first."""
+        """Begin several updates: running requests end first, others wait until `end`."""
         if self._has_session:
             return Outcome(False, "A weight update has begun already; /end_weight_update ends it.")
         async with self._exclusive(abort=False):
@@ -296,7 +305,7 @@ class WeightControl:
         return Outcome(True, "Success")
 
     async def end(self) -> Outcome:
-        """Let requests continue, with an empty prefix cache if an update requested that."""
+        """End the updates: requests go on, with an empty prefix cache if an update wanted that."""
         if not self._has_session:
             return Outcome(False, "No weight update has begun; /begin_weight_update begins one.")
         async with self._turn:
@@ -309,7 +318,10 @@ class WeightControl:
 
     @contextlib.asynccontextmanager
     async def _exclusive(self, *, abort: bool, reads_disk: bool = False) -> AsyncIterator[int]:
-        """Run alone, except for requests that a pause has frozen; yield the number that wait."""
+        """Wait until no request runs (unless a pause froze them) and keep new ones waiting.
+
+        Yields the number of requests that wait meanwhile.
+        """
         client = self._client
         async with self._turn:
             client.gate.close(UPDATE, reads_disk=reads_disk)
@@ -329,7 +341,7 @@ class WeightControl:
     # ---- versions, reading, tests, groups ----
 
     async def set_version(self, version: str, *, abort_all_requests: bool) -> Outcome:
-        """Change the version of the loaded weights."""
+        """Set the label of the loaded weights."""
         async with self._turn:
             if abort_all_requests:
                 self._client.abort_all(_ABORTED)
@@ -338,18 +350,18 @@ class WeightControl:
         return Outcome(True, f"Weight version updated to {version}")
 
     async def ask(self, op: WeightOp) -> ControlReply:
-        """Execute an operation between two steps that changes no weight."""
+        """Execute an operation that changes no weight, between two steps."""
         return await self._ask(lambda call_id: WeightCall(call_id, op))
 
     async def change(self, op: WeightOp) -> ControlReply:
-        """Change weights for a test: nothing runs meanwhile, and the cache is flushed."""
+        """Change weights for a test: no request runs meanwhile, and the prefix cache is emptied."""
         async with self._exclusive(abort=False):
             return await self._ask(lambda call_id: WeightCall(call_id, op, True))
 
     async def join_group(self, op: JoinGroup) -> Outcome:
-        """Join a trainer's group; requests are served meanwhile."""
+        """Join a trainer's process group; requests are served meanwhile."""
         self._refuse_replicas()
-        # Every rank has its own timeout; this one covers a library that ignores it.
+        # Every rank has its own timeout. This one is for a library that ignores it.
         deadline = time.monotonic() + op.timeout_s + _JOIN_GRACE_S
         reply = await self.ask(op)
         while reply.success:
@@ -370,13 +382,13 @@ class WeightControl:
         return Outcome(True, "Succeeded to initialize the weight update group.")
 
     async def _ask(self, make: Callable[[int], SchedulerInbound]) -> ControlReply:
-        """Send a call to every worker, and wait without a timeout."""
+        """Send a message to every worker, and wait for the replies without a timeout."""
         return await self._client.calls.control(make, None)
 
     # ---- pauses ----
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop computing; new requests wait. Returns once nothing computes."""
+        """Pause generation: new requests wait. Returns when no step runs any longer."""
         async with self._turn:
             await self._set_pause(mode)
 
@@ -387,7 +399,7 @@ class WeightControl:
             if mode == "abort":
                 client.abort_sent("Aborted: generation was paused.")
                 await self._until_idle()
-            # In every mode, so that the worker's own state is the same.
+            # The message is sent in every mode, so that the worker's state is always the same.
             await self._ask(lambda call_id: PauseGeneration(call_id, mode == "retract"))
         except BaseException:
             if self._pause is None:
@@ -396,7 +408,7 @@ class WeightControl:
         self._pause = mode
 
     async def resume(self) -> None:
-        """Continue after a pause.
+        """Continue generation after a pause.
 
         Raises:
             InvalidRequest: memory is released.
@@ -412,7 +424,7 @@ class WeightControl:
     # ---- memory ----
 
     async def release_memory(self, tags: list[MemoryTag]) -> None:
-        """Release device memory; requests are refused until it is resumed.
+        """Release device memory; requests are refused until it is allocated again.
 
         Raises:
             InvalidRequest: requests are running.
@@ -421,7 +433,7 @@ class WeightControl:
             reply = await self.ask(ReleaseMemory(tags))
             if not reply.success:
                 raise InvalidRequest(reply.message)
-            # Without graphs requests are still served, but slower.
+            # Released graphs are not recorded: requests are served without them, though slower.
             self._client.loaded.released |= set(tags or MEMORY_TAGS) - {"cuda_graph"}
 
     async def resume_memory(self, tags: list[MemoryTag]) -> None:

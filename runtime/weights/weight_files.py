@@ -1,4 +1,4 @@
-"""The files that weights came from: read again without mapping, and checked for changes."""
+"""Reads weights from files again, without mapping them, and detects whether files have changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 from runtime.weights.stored_tensors import as_tensor
 
-# The operating system reads at most 2 GiB at once.
+# Bytes for one call: the operating system reads at most 2 GiB at once.
 _READ_BYTES = 1 << 30
 
 _Stamp = tuple[int, int, int]
@@ -26,7 +26,7 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """A checked folder's weights, as they were when it was opened.
+    """The weights in a checked folder, as its files were when it was opened.
 
     Attributes:
         summary: the tensors in the files.
@@ -38,10 +38,10 @@ class WeightFiles:
 
     @classmethod
     def open(cls, folder: Path, config: ModelSpec) -> WeightFiles:
-        """Read the headers in `folder`.
+        """Read and check the headers of the files in a folder.
 
         Raises:
-            StartupError: the headers cannot be read or do not fit `config`; the message is one
+            StartupError: the headers cannot be read or do not fit `config`; the message has one
                 line.
         """
         summary = check_model_folder(folder, config)
@@ -49,7 +49,7 @@ class WeightFiles:
         return cls(summary, {path: _stamp(path) for path in paths})
 
     def changed(self) -> Path | None:
-        """Return a file that has changed since it was opened; `None` if no file has changed."""
+        """Return a file that has changed since the folder was opened; `None` if none has."""
         for path, stamp in self.stamps.items():
             try:
                 if _stamp(path) != stamp:
@@ -61,12 +61,16 @@ class WeightFiles:
     def tensors(
         self, is_skipped: Callable[[str], bool] = lambda _: False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors one by one, in the order of the bytes on disk, except skipped ones.
+        """Yield the tensors one by one, in the order of the bytes on disk.
 
-        The files are read, not mapped: if a mapped file is truncated, reading it ends the process.
+        The files are read, not mapped: reading a mapped file that was truncated would end the
+        process.
+
+        Args:
+            is_skipped: whether a tensor, given by name, is left out.
 
         Raises:
-            StartupError: a file cannot be read, or changed since it was opened.
+            StartupError: a file cannot be read, or has changed since the folder was opened.
         """
         tensors = self.summary.tensors.items()
         named = [(name, info) for name, info in tensors if not is_skipped(name)]
@@ -80,7 +84,7 @@ class WeightFiles:
 def read_tensors(
     path: Path, infos: Iterable[tuple[str, TensorInfo]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of one file under the given names, each in its own memory.
+    """Yield tensors of one file under the given names, each in memory of its own.
 
     Raises:
         StartupError: the file cannot be read, or is truncated.

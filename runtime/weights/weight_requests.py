@@ -1,4 +1,4 @@
-"""Bodies of the routes that change weights, checked and turned into operations for the ranks."""
+"""The bodies of the routes that change weights, their checks, and the operations they become."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.ipc.weight_messages import (
 from runtime.requests.bounds import one_of, within
 from runtime.weights.weight_control import PauseMode
 
-# Encoding an answer of this size takes the event loop tens of milliseconds.
+# The most numbers of a weight in one answer; encoding them takes tens of milliseconds.
 MAX_NUMBERS_READ = 2**20
 _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
@@ -49,60 +49,61 @@ _ALLOWED_OF_ADAPTERS = (
 
 
 class RestartBody(msgspec.Struct, kw_only=True):
-    """The body of `/restart_worker` as it arrives; other weights are optional."""
+    """The body of `/restart_worker`; without `model_path` the weights stay the same."""
 
     model_path: str | None = None
     weight_version: str | None = None
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weight_version` as it arrives."""
+    """The body of `/update_weight_version`."""
 
     new_version: str
     abort_all_requests: bool = True
 
 
 class ByNameBody(msgspec.Struct, kw_only=True):
-    """The body of `/get_weights_by_name` as it arrives."""
+    """The body of `/get_weights_by_name`."""
 
     name: str
     truncate_size: Annotated[int, within(1)] | None = None
 
 
 class CheckBody(msgspec.Struct, kw_only=True):
-    """The body of `/weights_checker` as it arrives."""
+    """The body of `/weights_checker`."""
 
     action: CheckAction
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """The body of `/begin_weight_update` as it arrives; every selector selects the only model."""
+    """The body of `/begin_weight_update`. Every `selector` means the only model."""
 
     selector: Literal["all", "target"] | None = None
 
 
 class PauseBody(msgspec.Struct, kw_only=True):
-    """The body of `/pause_generation` as it arrives."""
+    """The body of `/pause_generation`."""
 
     mode: PauseMode = "abort"
 
 
 class ContinueBody(msgspec.Struct, kw_only=True):
-    """The body of `/continue_generation` as it arrives."""
+    """The body of `/continue_generation`."""
 
     torch_empty_cache: bool | None = None
 
 
 class MemoryBody(msgspec.Struct, kw_only=True):
-    """The body of `/release_memory_occupation` or `/resume_memory_occupation` as it arrives."""
+    """The body of `/release_memory_occupation` and `/resume_memory_occupation`."""
 
     tags: list[MemoryTag] | None = None
 
 
 class DiskBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weights_from_disk` as it arrives.
+    """The body of `/update_weights_from_disk`.
 
-    Updates write weights in place, where CUDA graphs read them, so no graph is captured again.
+    `recapture_cuda_graph` has no effect, because weights are written in place, where the graphs
+    read them.
     """
 
     model_path: str
@@ -119,7 +120,7 @@ class DiskBody(msgspec.Struct, kw_only=True):
 
 
 class TensorBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weights_from_tensor` as it arrives."""
+    """The body of `/update_weights_from_tensor`."""
 
     serialized_named_tensors: list[bytes] | None = None
     shared_memory: str | None = None
@@ -131,7 +132,7 @@ class TensorBody(msgspec.Struct, kw_only=True):
 
 
 class DistributedBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weights_from_distributed` as it arrives."""
+    """The body of `/update_weights_from_distributed`."""
 
     names: list[str]
     dtypes: list[str]
@@ -147,7 +148,7 @@ class DistributedBody(msgspec.Struct, kw_only=True):
 
 
 class InitGroupBody(msgspec.Struct, kw_only=True):
-    """The body of `/init_weights_update_group` as it arrives."""
+    """The body of `/init_weights_update_group`."""
 
     master_address: str
     master_port: Annotated[int, within(1, MAX_PORT)]
@@ -159,16 +160,16 @@ class InitGroupBody(msgspec.Struct, kw_only=True):
 
 
 class DestroyGroupBody(msgspec.Struct, kw_only=True):
-    """The body of `/destroy_weights_update_group` as it arrives."""
+    """The body of `/destroy_weights_update_group`."""
 
     group_name: str = DEFAULT_GROUP
 
 
 def check_disk(body: DiskBody) -> None:
-    """Refuse unsupported fields.
+    """Refuse a body with unsupported fields.
 
     Raises:
-        InvalidRequest: a field is not supported; the message names the field.
+        InvalidRequest: a field is not supported; the message names it.
     """
     if body.is_async:
         raise InvalidRequest(
@@ -180,11 +181,11 @@ def check_disk(body: DiskBody) -> None:
 
 
 def to_tensors(body: TensorBody, num_ranks: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
-    """Return the operation with which ranks load the tensors.
+    """Return the operation that makes the ranks load a body's tensors.
 
     Raises:
-        InvalidRequest: the body has no form of tensors or several, its bytes are not safetensors,
-            or the number of entries is wrong.
+        InvalidRequest: the body has tensors in no form or in several, its bytes are not
+            safetensors, or the number of entries is wrong.
     """
     if body.load_format not in (None, "direct", "auto", "safetensors"):
         raise InvalidRequest(
@@ -217,7 +218,12 @@ def _check_count(name: str, count: int, num_ranks: int) -> None:
 
 
 def check_safetensors(where: str, data: bytes, param: str) -> None:
-    """Refuse bytes that are not a safetensors file; the message says what to send instead.
+    """Check that bytes are a safetensors file; if not, the message says what to send.
+
+    Args:
+        where: path of the bytes in the request, for the message.
+        data: the bytes.
+        param: the request's field, for the error.
 
     Raises:
         InvalidRequest: the bytes are not a safetensors file.
@@ -233,7 +239,7 @@ def check_safetensors(where: str, data: bytes, param: str) -> None:
 
 
 def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
-    """Return the operation with which ranks receive tensors; check it before waiting for any.
+    """Return the operation that makes the ranks receive tensors; check it before any is awaited.
 
     Raises:
         InvalidRequest: the lists differ in length, a name is unknown, or a shape or type is wrong.
@@ -257,7 +263,7 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
         raise InvalidRequest("names is empty: there is nothing to receive.", param="names")
     expected = {spec.name: spec for spec in model.weights}
     for alias, name in model.aliases.items():
-        # Some trainers send aliases; they are received like the rest and then ignored.
+        # Some trainers also send a tensor under its alias. It is received, but not loaded again.
         expected[alias] = expected[name]
     named = [model.canonical(name) for name in body.names]
     unknown = [name for name in named if name not in expected]
@@ -295,7 +301,7 @@ def _timeout_s(given: float | None, default: float) -> float:
 
 
 def to_join(body: InitGroupBody, num_ranks: int) -> JoinGroup:
-    """Return which group the ranks join.
+    """Return the operation that makes the ranks join a process group.
 
     Raises:
         InvalidRequest: a field is empty, or a number is out of range.
@@ -327,19 +333,19 @@ def to_join(body: InitGroupBody, num_ranks: int) -> JoinGroup:
 
 
 def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
-    """Return how many rows of a weight to send; by default as many as allowed, up to 100.
+    """Return how many rows of a weight to send: by default up to 100, as many as are allowed.
 
     Raises:
-        InvalidRequest: no rows are requested, or more numbers than an answer may hold.
+        InvalidRequest: no rows are requested, or more numbers than an answer may have.
     """
     shapes = {spec.name: spec.shape for spec in model.weights}
-    # The same lookup as in `LiveWeights.read`.
+    # The name is looked up as in `LiveWeights.read`.
     shape = shapes.get(model.aliases.get(body.name, model.canonical(body.name)), (1,))
     row_len = math.prod(shape[1:])
     most = max(1, MAX_NUMBERS_READ // max(1, row_len))
     if body.truncate_size is None:
         return min(_DEFAULT_ROWS, most)
-    # Rows beyond the end of the weight cost nothing.
+    # Rows beyond the end of the weight do not count.
     if body.truncate_size < 1 or min(body.truncate_size, shape[0]) > most:
         raise InvalidRequest(
             f"truncate_size must be in [1, {most}] for this weight, whose rows have {row_len} "
@@ -350,7 +356,7 @@ def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
 
 
 def read_weight(data: bytes) -> Any:
-    """Return the nested lists of an encoded `WeightPart`."""
+    """Return the numbers of an encoded `WeightPart` as nested lists."""
     part = msgspec.msgpack.decode(data, type=WeightPart)
     if not part.data:
         return []

@@ -1,4 +1,4 @@
-"""Executes weight calls on all ranks: rank 0 sends each call, then all keep or undo the change."""
+"""Executes operations on weights on all ranks, which then all keep or all undo a change."""
 
 from __future__ import annotations
 
@@ -31,42 +31,49 @@ logger = logging.getLogger(__name__)
 
 
 class OtherRanks(Protocol):
-    """The interface of the other ranks; if one dies, this process ends."""
+    """Sends operations to the other ranks. If one of them dies, this process ends."""
 
     def ask(self, op: WeightOp) -> None:
-        """Send every other rank `op`."""
+        """Send an operation to every other rank."""
         ...
 
     def replies(self, beat: Callable[[], None]) -> list[RankReply]:
-        """Wait for each rank's reply; `beat` is called often meanwhile."""
+        """Wait for the replies of all other ranks; `beat` is called often meanwhile."""
         ...
 
 
 class WeightUpdates:
-    """Executes weight operations on all ranks, so that they always agree."""
+    """Executes operations on weights on all ranks, so that all have the same weights."""
 
     def __init__(
         self, rank: RankWeights, others: OtherRanks | None, beat: Callable[[], None]
     ) -> None:
-        """Act on `rank`, which is in this process, and on `others` if there are any."""
+        """Prepare to send operations.
+
+        Args:
+            rank: executes operations on the rank of this process.
+            others: the other ranks; `None` if there are none.
+            beat: called often while replies are awaited, to show that the process is alive.
+        """
         self._rank = rank
         self._beat = beat
         self._others = others
 
     @property
     def can_compute(self) -> bool:
-        """Whether the memory of weights and KV pool is allocated."""
+        """Whether the memory of weights and KV pool is allocated, so that steps can run."""
         return self._rank.can_compute
 
     def handle(self, call: WeightCall) -> ControlReply:
-        """Execute `call`; no step may be in flight."""
+        """Execute an operation on all ranks; no step may be running."""
         op = call.op
         if isinstance(op, WeightUpdate):
             return self._update(call.call_id, op)
         replies = self._everywhere(op)
         failed = _failures(replies)
         if failed and isinstance(op, ReleaseMemory):
-            # The caller sees a failure and will not resume what some ranks released.
+            # Some ranks may have released memory, which the caller, seeing a failure, would not
+            # allocate again.
             self._everywhere(ResumeMemory(op.tags))
             self._restore_graphs()
         if not failed and isinstance(op, ResumeMemory):
@@ -78,21 +85,23 @@ class WeightUpdates:
         messages = [reply.message for reply in replies]
         if isinstance(op, CheckWeights) and op.action == "checksum" and len(messages) > 1:
             return ControlReply(call.call_id, True, " ".join(messages))
-        # An operation that takes time is done when the last rank reports it.
+        # An empty message means that a rank still works on the operation, so the whole operation is
+        # not finished either.
         return ControlReply(call.call_id, True, messages[0] if all(messages) else "")
 
     def _update(self, call_id: int, op: WeightUpdate) -> ControlReply:
         failed = _failures(self._everywhere(op))
         if not failed:
             self._everywhere(KeepUpdate())
-            # A full load restores released weights at other addresses.
+            # Graphs are captured again, because a full load may allocate weights at new addresses.
             without_graphs = self._restore_graphs()
             if without_graphs:
                 logger.warning("Steps run without CUDA graphs: %s", without_graphs)
             return ControlReply(call_id, True)
         undone = _failures(self._everywhere(UndoUpdate()))
         if undone:
-            # A mixture of weights must not serve: a new worker loads them from their folder.
+            # A mixture of old and new weights must not serve. The process ends, and a new worker
+            # loads the weights from their folder.
             logger.error(
                 "A weight update failed (%s) and could not be taken back (%s). The worker ends.",
                 failed,
@@ -102,33 +111,33 @@ class WeightUpdates:
         return ControlReply(call_id, False, failed)
 
     def _restore_graphs(self) -> str:
-        """Restore the graphs on all ranks or on none; return why on none."""
+        """Restore CUDA graphs on all ranks; on failure drop them on all, and return the reason."""
         if not self.can_compute:
             return ""
         failed = _failures(self._everywhere(RestoreGraphs()))
         if failed:
-            # Ranks with graphs and ranks without would not compute in step.
+            # With graphs on some ranks only, the ranks' collective operations would not match.
             self._everywhere(ReleaseMemory(["cuda_graph"]))
         return failed
 
     def _everywhere(self, op: WeightOp) -> list[RankReply]:
         if self._others is None:
             return [self._rank.run(op)]
-        # The call is sent first, because ranks that compute or receive together wait for each
-        # other.
+        # The operation is sent before this rank executes it, because ranks that compute or receive
+        # together wait for each other.
         self._others.ask(op)
         return [self._rank.run(op), *self._others.replies(self._beat)]
 
 
 def _failures(replies: list[RankReply]) -> str:
     texts = [reply.message for reply in replies if not reply.success]
-    # Ranks mostly fail for the same reason.
+    # Ranks usually fail for the same reason, which is then reported once.
     return " | ".join(dict.fromkeys(texts))
 
 
 def join_parts(replies: list[RankReply]) -> bytes:
-    """Join every rank's `WeightPart` into one."""
-    # Ranks of other stages have nothing of it.
+    """Join all ranks' parts of a weight to one encoded `WeightPart`."""
+    # Ranks of other pipeline stages have no part of the weight.
     replies = [reply for reply in replies if reply.data]
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
     if parts[0].num_blocks > 1:
@@ -137,7 +146,7 @@ def join_parts(replies: list[RankReply]) -> bytes:
         return msgspec.msgpack.encode(_join_spans(parts))
     if parts[0].shard_dim is None or len(parts) == 1:
         return replies[0].data
-    # A rank has no rows of an expert that is on another rank.
+    # A rank has no rows if the weight belongs to an expert on another rank.
     parts = [part for part in parts if part.data] or parts[:1]
     first = parts[0]
     if first.shard_dim is None:
@@ -153,7 +162,7 @@ def join_parts(replies: list[RankReply]) -> bytes:
 
 
 def _join_blocks(parts: list[WeightPart]) -> WeightPart:
-    """Join parts in which every rank has the same rows of each block."""
+    """Join parts where every rank has an equal part of each block of rows."""
     dim = parts[0].shard_dim or 0
     before, after = parts[0].shape[:dim], parts[0].shape[dim + 1 :]
     blocks = [
@@ -167,7 +176,7 @@ def _join_blocks(parts: list[WeightPart]) -> WeightPart:
 
 
 def _join_spans(parts: list[WeightPart]) -> WeightPart:
-    """Join parts in which every rank has an equal part of each span of rows."""
+    """Join parts where every rank has an equal part of each span of rows."""
     ranks = [np.frombuffer(part.data, dtype=np.float32).reshape(part.shape) for part in parts]
     ends = np.cumsum([span // len(parts) for span in parts[0].spans])
     of_spans = zip(*(np.split(rank, ends[:-1]) for rank in ranks), strict=True)
