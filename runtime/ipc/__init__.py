@@ -1,1 +1,1 @@
-"""Communication between processes: sockets, messages, shared memory, children."""
+"""Communication between processes: sockets, messages, shared memory, and child processes."""

@@ -1,7 +1,7 @@
-"""Encodes one-dimensional arrays of numbers in msgspec structs, as their bytes.
+"""Encodes one-dimensional numpy arrays in msgspec structs, as their bytes.
 
-A field is declared as `NDArray` of its number type. The receiver reads the bytes as that type, so
-the sender's array must have it.
+The field of a struct is declared as `NDArray` with its number type. The receiver reads the bytes as
+this type, so the sender's array must have it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 
 def encode_array(value: object) -> bytes:
-    """An `enc_hook` for msgspec.
+    """Return the bytes of an array; the `enc_hook` of a msgspec encoder.
 
     Raises:
-        NotImplementedError: the value is not an array of one dimension.
+        NotImplementedError: the value is not a one-dimensional array.
     """
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value.tobytes()
@@ -25,17 +25,17 @@ def encode_array(value: object) -> bytes:
 
 
 def decode_array(kind: Any, data: Any) -> NDArray[Any]:
-    """A `dec_hook` for msgspec.
+    """Return the array of a field declared as `kind`; the `dec_hook` of a msgspec decoder.
 
     Raises:
-        ValueError: `data` are not bytes of whole numbers; the message is then rejected.
+        ValueError: the length of `data` does not fit the number type; the message is then rejected.
     """
-    # A copy: torch does not accept a read-only buffer.
+    # The bytes are copied, because torch does not accept a read-only buffer.
     return np.frombuffer(bytearray(data), dtype=_dtype(kind))
 
 
 @cache
 def _dtype(kind: Any) -> np.dtype[Any]:
-    """The number type of `NDArray[number type]`."""
+    """Return the number type of a declared type `NDArray[number type]`."""
     _, dtype = get_args(kind)
     return np.dtype(get_args(dtype)[0])

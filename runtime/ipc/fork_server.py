@@ -1,8 +1,8 @@
-"""A process for untrusted work: each job runs in a separate fork, under limits.
+"""A process for work on untrusted input, which runs each job in a separate fork with limits.
 
-For each job the front passes one end of a socket pair to the process, writes the job to its own end
-and reads the answer from it. The process starts with the first job and is restarted when it has
-died. It ends when its standard input, a socket whose other end the front holds, is closed.
+For each job, the front process creates a socket pair and passes one end to this process. It writes
+the job to the other end and reads the answer from there. The process starts with the first job, and
+is restarted if it has died. It ends when the front closes the socket that is its standard input.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from runtime.ipc.process import child_environment
 
 logger = logging.getLogger(__name__)
 
-# Running streams have priority.
+# The process has a low priority, so that running requests are not delayed.
 _NICENESS = 10
-# This ignores a front that has left meanwhile.
+# Time for the front to read an answer, after which the front counts as gone, seconds.
 _REPLY_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 20
 _ANSWER_TIMEOUT_S = 100.0
@@ -41,15 +41,15 @@ _MAX_ATTEMPTS = 2
 
 
 class ForkServer:
-    """Runs jobs in a process that runs one of our modules; safe to use from any thread."""
+    """Runs jobs in a separate process, which it starts and restarts; usable from any thread."""
 
     def __init__(self, module: str, doing: str, environment: Mapping[str, str] = {}) -> None:
-        """Prepare; nothing starts yet.
+        """Store the parameters; the process starts with the first job.
 
         Args:
-            module: module that `python -m` runs; it calls `serve`.
-            doing: the process's purpose, for messages: "rendering chat templates".
-            environment: variables that the process gets besides ours.
+            module: the module that the process runs, as `python -m` does; it calls `serve`.
+            doing: what the process does, for messages, such as "rendering chat templates".
+            environment: additional environment variables of the process.
         """
         self._module = module
         self._doing = doing
@@ -60,19 +60,19 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id; `None` before the first start."""
+        """Id of the process; `None` before its first start."""
         return None if self._process is None else self._process.pid
 
     def ask(self, *parts: bytes | memoryview) -> bytes:
-        """Run one job; blocks.
+        """Run a job and return its answer; blocks meanwhile.
 
         Args:
-            parts: the job's parts, which are sent one after the other, so that large parts need not
-                be copied.
+            parts: the parts of the job, which are sent one after the other, so that large parts
+                need not be copied.
 
         Raises:
-            EngineDead: the process died, and so did the one after it.
-            Overloaded: the machine is too busy.
+            EngineDead: the process died, and so did its replacement.
+            Overloaded: the job was not done in time, because the machine is too busy.
         """
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(ConnectionError):
@@ -81,7 +81,7 @@ class ForkServer:
         raise EngineDead(f"The process for {self._doing} died; please try again.")
 
     def stop(self) -> None:
-        """End the process if it runs; a later job starts another one."""
+        """End the process, if it runs; a later job starts another one."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -123,7 +123,7 @@ class ForkServer:
     def _start(self) -> socket.socket:
         if self._process is not None:
             logger.error("The process for %s died; starting it again.", self._doing)
-            # If it has not ended yet, it does so now: its socket is closed.
+            # If the process has not ended yet, it ends now, because its socket is closed.
             self._process.wait()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -145,11 +145,11 @@ def serve(
     limits: ForkLimits,
     max_parallel: int,
 ) -> None:
-    """Run jobs until the front has gone.
+    """Run jobs until the front process has closed the socket; called in the fork server's process.
 
     Args:
-        work: called in a fork; makes the answer to a job.
-        answer: called in this process; makes the reply to the front from a fork that has ended.
+        work: called in a fork; returns the answer to a job.
+        answer: called in this process when a fork has ended; returns the reply to the front.
         limits: the limits of each fork.
         max_parallel: most forks at a time.
     """
@@ -159,7 +159,8 @@ def serve(
     poller = zmq.Poller()
     poller.register(control.fileno(), zmq.POLLIN)
     forks = LimitedForks(poller, max_parallel)
-    # Forks share this memory: the garbage collector must not write to it.
+    # Forks share this memory as long as it is not written, so the garbage collector must not visit
+    # these objects.
     gc.collect()
     gc.freeze()
     while True:
@@ -177,7 +178,7 @@ def serve(
 
 
 def _work(work: Callable[[bytes], bytes], connection: socket.socket) -> bytes:
-    """In a fork: read a job and run it; the answer is empty if it takes too much memory."""
+    """Read a job and return its answer, in a fork; empty if the job takes too much memory."""
     try:
         parts = []
         while part := connection.recv(_READ_BYTES):
@@ -196,5 +197,5 @@ def _reply(answer: Callable[[ForkEnd], bytes], connection: socket.socket, end: F
         try:
             connection.sendall(content)
         finally:
-            # Later forks hold this socket, too, so closing it here would not signal the end.
+            # Later forks also have this socket, so closing it here would not tell the front.
             connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,9 @@
-"""Publishes events of the prefix cache over ZMQ, with a socket for what subscribers missed.
+"""Publishes events of the prefix cache over ZMQ, and repeats events that subscribers missed.
 
-Each message has three frames: the topic, a number that grows by one (8 bytes, big endian), and the
-batch in msgpack. A subscriber that sees a gap sends the first missing number to the other socket
-and receives every kept batch from there on; the end has the number -1.
+Each message has three frames: the topic, a number that grows by one from message to message (8
+bytes, big-endian), and the batch of events in msgpack. A subscriber that misses a number sends it
+to a second socket. From there it receives all kept batches from this number on, and then a message
+with the number -1.
 
 Source: vLLM's `ZmqEventPublisher`.
 """
@@ -27,20 +28,26 @@ logger = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_FRAMES = 3
 _NUMBER_BYTES = 8
-# Subscribers of a worker before this one connect again within this time of the binding. The
-# first batch, which says that the cache is empty, would be lost if it were sent before.
+# Time after the start in which batches are held back, seconds. Subscribers of an earlier worker
+# connect again within this time. They would lose the first batch, which says that the cache is
+# empty, if it were sent at once.
 _HOLD_S = 1.0
 _encoder = msgspec.msgpack.Encoder()
 
 
 class KVPublisher:
-    """Sends batches from the scheduler's thread; another thread owns the sockets.
+    """Publishes batches of events; the scheduler's thread calls it, another thread has the sockets.
 
-    A subscriber that reads slowly loses batches, and never delays a step.
+    A slow subscriber loses batches, and never delays a step.
     """
 
     def __init__(self, context: zmq.Context[Any], config: KVEventsConfig, dp_rank: int) -> None:
-        """Bind the endpoints.
+        """Bind the sockets, and start the thread.
+
+        Args:
+            context: the ZMQ context of the sockets.
+            config: the settings of `--kv-events-config`.
+            dp_rank: index of the replica, which is added to the ports.
 
         Raises:
             StartupError: an endpoint cannot be bound; the message is one line.
@@ -51,12 +58,12 @@ class KVPublisher:
         self._publisher.setsockopt(zmq.SNDHWM, config.hwm)
         _bind(self._publisher, of_replica(config.endpoint, dp_rank))
         self._requests = context.socket(zmq.ROUTER)
-        # A ROUTER drops in silence what exceeds the limit. ZMQ learns what has been read in steps
-        # of half the limit, so two answers must fit for a second one to be whole.
+        # A ROUTER socket silently drops messages beyond its limit. ZMQ updates its count of read
+        # messages in steps of half the limit, so the limit is that of two complete answers.
         self._requests.setsockopt(zmq.SNDHWM, 2 * (config.buffer_steps + 1))
         if config.replay_endpoint is not None:
             _bind(self._requests, of_replica(config.replay_endpoint, dp_rank))
-        # Pages change as fast as steps follow each other; no limit drops a batch between threads.
+        # The queue between the threads has no limit, so that no batch is lost there.
         address = f"inproc://kv-events-{id(self)}"
         self._arrivals, self._send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         for socket in (self._arrivals, self._send):
@@ -68,12 +75,12 @@ class KVPublisher:
         self._thread.start()
 
     def publish(self, batch: msgspec.Struct) -> None:
-        """Queue one batch; never blocks."""
+        """Queue a batch of events; never blocks."""
         with contextlib.suppress(zmq.Again):
             self._send.send(_encoder.encode(batch), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Send what is queued, and close the sockets."""
+        """Send the queued batches, and close the sockets."""
         self._send.send(b"")
         self._thread.join()
         for socket in (self._send, self._arrivals, self._publisher, self._requests):

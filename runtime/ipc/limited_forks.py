@@ -1,7 +1,7 @@
-"""Runs work on untrusted input, each piece in a separate fork, under limits, killed when slow.
+"""Runs work on untrusted input in forks: one fork for each piece, with limits on time and memory.
 
-Input that crashes, hangs or fills memory ends only its fork. The fork starts with everything
-loaded, so a small piece takes some ten milliseconds. For single-threaded processes.
+Input that crashes, hangs or fills the memory ends only its fork. A fork starts with all modules
+loaded, so a small piece takes about ten milliseconds. The process must be single-threaded.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ import zmq
 
 _IDLE_WAIT_MS = 1000
 _READ_BYTES = 1 << 20
-# If a fork got less than this share of its time limit in processor time, its time-out does not
-# count.
+# A time-out of a fork that has had less than this share of its time limit as CPU time does not
+# count: the machine was too busy.
 _LEAST_SHARE = 0.25
 _LEAST_EXTENSION_S = 0.1
 
 
 @dataclass(frozen=True)
 class ForkLimits:
-    """The resources that one fork may use.
+    """Limits on the resources of a fork.
 
     Attributes:
-        timeout_s: seconds of wall time.
-        cpu_s: seconds of processor time.
-        memory_bytes: address space in addition to that of the forking process.
-        patience_s: a fork that got less than a quarter of `timeout_s` in processor time may go on
-            until it has had all of `timeout_s`, for up to this wall time; 0 for no extension.
+        timeout_s: wall time, seconds.
+        cpu_s: CPU time, seconds.
+        memory_bytes: address space that the fork may use in addition to that of its parent.
+        patience_s: wall time to which a fork on a busy machine is extended, seconds. A fork that
+            has had less CPU time than a quarter of `timeout_s` at its time-out continues until its
+            CPU time is `timeout_s`. 0 for no extension.
     """
 
     timeout_s: float
@@ -46,13 +47,13 @@ class ForkLimits:
 
 @dataclass(frozen=True)
 class ForkEnd:
-    """The result of a fork.
+    """How a fork ended.
 
     Attributes:
-        answer: the result of the work; empty if the fork ended before.
+        answer: the result of the work; empty if the fork ended before it had one.
         status: the exit status from `os.wait4`.
         timed_out: whether the fork was killed because its time was over.
-        got_no_processor: whether the machine was too busy to give the fork its processor time.
+        got_no_processor: whether it timed out because the machine was too busy to run it.
     """
 
     answer: bytes
@@ -70,20 +71,20 @@ class _Fork:
         os.close(writer)
         self._limits = limits
         self._began = time.monotonic()
-        # The processor time without which a time-out says nothing about the work.
+        # With less CPU time than this, a time-out does not show that the work is slow.
         self._due_s = _LEAST_SHARE * limits.timeout_s
         self.deadline = self._began + limits.timeout_s
         self._parts: list[bytes] = []
 
     def read(self) -> bool:
-        """Read available output; returns whether it is complete."""
+        """Read the available output; return whether the output is complete."""
         part = os.read(self.reader, _READ_BYTES)
         if part:
             self._parts.append(part)
         return not part
 
     def has_expired(self, now: float) -> bool:
-        """Whether the time is over."""
+        """Whether the fork's time is over, after any extension."""
         if now < self.deadline:
             return False
         last = self._began + self._limits.patience_s
@@ -95,8 +96,8 @@ class _Fork:
         return False
 
     def end(self, *, timed_out: bool) -> ForkEnd:
-        """Reap the process and return the result."""
-        # After its answer, the fork must not keep this process waiting.
+        """Kill the process if it still runs, and return how it ended."""
+        # A fork that has answered but does not exit must not delay this process.
         os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
         _, status, usage = os.wait4(self.pid, 0)
@@ -106,10 +107,16 @@ class _Fork:
 
 
 class LimitedForks:
-    """Runs pieces of work in forks, a limited number at a time, in order of arrival."""
+    """Runs pieces of work in forks, in the order of their arrival, a limited number at a time."""
 
     def __init__(self, poller: zmq.Poller, max_parallel: int) -> None:
-        """Use `poller`, with which the process's own sockets are already registered."""
+        """Start without forks.
+
+        Args:
+            poller: waits for the sockets of this process, which are registered already, and for
+                the forks.
+            max_parallel: most forks at a time.
+        """
         self._poller = poller
         self._max_parallel = max_parallel
         self._waiting: deque[tuple[Callable[[], bytes], ForkLimits, Callable[[ForkEnd], None]]] = (
@@ -120,12 +127,12 @@ class LimitedForks:
     def add(
         self, work: Callable[[], bytes], limits: ForkLimits, done: Callable[[ForkEnd], None]
     ) -> None:
-        """Run `work` in a fork as soon as a place is free, then call `done` in this process."""
+        """Run `work` in a fork as soon as possible, then call `done` in this process."""
         self._waiting.append((work, limits, done))
         self._start()
 
     def turn(self) -> None:
-        """Wait for an event of a fork or of one of the process's own sockets, and handle it."""
+        """Wait for a fork or for one of the process's own sockets, and handle forks that ended."""
         now = time.monotonic()
         first = min((fork.deadline for fork, _ in self._running.values()), default=None)
         wait_ms = _IDLE_WAIT_MS if first is None else max(0, int((first - now) * 1000) + 1)
@@ -149,14 +156,15 @@ class LimitedForks:
 
 
 def _processor_time(pid: int) -> float:
-    """Return the processor time that a process has had, in seconds."""
-    # The name in brackets may hold blanks. User and system time are the 14th and 15th fields.
+    """Return the CPU time that a process has used, in seconds."""
+    # The program's name, in brackets, may contain blanks. User and system time are fields 14 and
+    # 15.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -> None:
-    """In the fork: work, answer, and exit without cleaning up the parent's objects."""
+    """Run the work in a fork, write the answer, and exit without cleaning up the parent's data."""
     try:
         _limit_resources(limits)
         answer = work()
@@ -168,7 +176,7 @@ def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -
 
 def _limit_resources(limits: ForkLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # If the parent is killed, only this limit ends the fork.
+    # If the parent is killed, nothing but this limit ends the fork.
     seconds = int(limits.cpu_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -1,4 +1,7 @@
-"""Logs of every process in one form; escape sequences in a user's text cannot forge lines."""
+"""Configures the log of a process, in the same form for all processes.
+
+Control characters in messages are escaped, so that a user's text cannot forge lines of the log.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _FORMAT = "%(asctime)s %(levelname)-7s [%(process_name)s] %(message)s"
 
 
 class _OneLineFormatter(logging.Formatter):
-    """Escapes control characters of the message; tracebacks keep their lines."""
+    """Formats a record as a line of text; escapes control characters, except in tracebacks."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__(_FORMAT, _TIME_FORMAT, defaults={"process_name": process_name})
@@ -24,7 +27,7 @@ class _OneLineFormatter(logging.Formatter):
         self._time = ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        # Formatted once a second, not for each line.
+        # The time is formatted once per second, not for each line.
         if int(record.created) != self._second:
             self._second = int(record.created)
             self._time = super().formatTime(record, datefmt)
@@ -40,7 +43,7 @@ class _OneLineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; `extra={"fields": {...}}` of a record adds keys."""
+    """Formats a record as one JSON object; `extra={"fields": {...}}` of a record adds keys."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
@@ -62,7 +65,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def announce(text: str) -> None:
-    """Write lines that people and scripts wait for, whatever the log's level."""
+    """Write a text that people and scripts wait for, at any log level."""
     (handler,) = logging.getLogger().handlers[:1]
     if isinstance(handler.formatter, _JsonFormatter):
         handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, text, None, None))
@@ -72,18 +75,18 @@ def announce(text: str) -> None:
 
 
 def configure_logging(level: str, process_name: str, form: str = "text") -> None:
-    """Send this process's logs to standard error, each line naming `process_name`.
+    """Write this process's log to standard error, without ever waiting for it to be read.
 
-    Logging, warnings and writes to `sys.stderr` never wait for it to be read.
+    Warnings and other writes to `sys.stderr` do not wait either.
 
     Args:
-        level: the lowest level that is written.
-        process_name: named in each line.
-        form: `text`, or `json` for one object a line.
+        level: lowest level that is written.
+        process_name: name of this process, shown in each line.
+        form: `text`; or `json` for one object per line.
     """
     queue_standard_error(process_name, is_json=form == "json")
     logging.captureWarnings(True)
-    # Each record would look these up, but our format does not show them.
+    # Python would collect these facts for each record, but the formats do not show them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     is_json = form == "json"

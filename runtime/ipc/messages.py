@@ -1,7 +1,8 @@
-"""Every message that crosses a process: one union per receiver, msgpack, no object construction.
+"""The messages between processes: one union of types per receiver, encoded as msgpack.
 
-Ids are made by the client (`request_id`, an integer); the caller's `rid` is only echoed. Token ids
-travel as little-endian int32 bytes: a 100,000-token prompt costs a copy, not a Python loop.
+The client numbers requests (`request_id`, an integer). The caller's `rid` is only returned to it.
+Token ids are sent as little-endian int32 bytes: a prompt of 100,000 tokens costs a copy, not a loop
+in Python.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class GenerateRequest(_Message, frozen=True):
-    """One prompt to continue.
+    """A prompt for which the scheduler generates an output.
 
     Attributes:
-        input_ids: little-endian int32 bytes, checked against the logits' width.
-        spec: the request; its `max_new_tokens` is set and fits the context, its `seed` is set.
-        arrival: when the request came to the front, `time.monotonic()`, comparable across processes
-            of one machine.
-        grammar_key: key of the compiled grammar that the output follows; empty for free text.
-        grammar: the compiled grammar; only when the scheduler does not have it.
-        is_resumed: whether an earlier process accepted the request and died; its queue bound does
-            not apply again.
-        output_ids: int32 bytes, the output so far, which its reader has; the request goes on after
-            it, as after a retraction.
-        num_shown: characters of text that the reader has.
+        request_id: number of the request, unique in its worker.
+        input_ids: little-endian int32 bytes, token ids of the prompt, all below the logits' width.
+        spec: the request's parameters. Its `max_new_tokens` is set and fits the context; its `seed`
+            is set.
+        arrival: when the request arrived at the front process, `time.monotonic()`, which processes
+            of one machine share.
+        grammar_key: key of the compiled grammar for the output; empty without a grammar.
+        grammar: the compiled grammar; empty if the scheduler has it.
+        is_resumed: whether an earlier process had accepted the request and died. The limit on
+            waiting requests does not apply to it.
+        output_ids: int32 bytes, the output that the client has received; generation continues
+            after it.
+        num_shown: number of characters of text that the client has received.
     """
 
     request_id: int
@@ -64,36 +67,37 @@ class GenerateRequest(_Message, frozen=True):
 
 
 class AbortRequests(_Message, frozen=True):
-    """Stop these requests; each still gets its final message."""
+    """Stop these requests; each of them still gets its final message."""
 
     request_ids: list[int]
 
 
 class AbortAll(_Message, frozen=True):
-    """Stop every request, running or waiting; `message` is the reason they report."""
+    """Stop all requests, running or waiting; `message` is reported as the reason."""
 
     message: str = "Aborted"
 
 
 class StopHit(_Message, frozen=True):
-    """The detokenizer found a stop string: the scheduler may drop the request without a message."""
+    """The detokenizer found a stop string in these requests: the scheduler drops them silently."""
 
     request_ids: list[int]
 
 
 class FlushCache(_Message, frozen=True):
-    """Drop the prefix cache; refused while requests run or wait."""
+    """Empty the prefix cache; refused while requests run or wait."""
 
     call_id: int
 
 
 class MatchPrefix(_Message, frozen=True):
-    """Ask how much of a prompt is cached; answered by an encoded `PrefixReport`.
+    """Ask how much of a prompt is cached; the reply has an encoded `PrefixReport`.
 
     Attributes:
-        input_ids: little-endian int32 bytes.
-        namespace: name space of the prefix cache.
-        images: images of the prompt, identified by their digests; their pixels are not sent.
+        call_id: number of the call, repeated in the reply.
+        input_ids: little-endian int32 bytes, token ids of the prompt.
+        namespace: namespace of the prefix cache in which to look.
+        images: images of the prompt, identified by their digests; without pixels.
     """
 
     call_id: int
@@ -103,12 +107,11 @@ class MatchPrefix(_Message, frozen=True):
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The length of the common prefix of a prompt and the most similar cached prompt.
+    """How far a prompt agrees with the most similar cached prompt.
 
     Attributes:
-        num_tokens: length of the common prefix.
-        num_cached: number of prompt tokens that a request would take from the cache, in whole
-            pages.
+        num_tokens: number of common first tokens.
+        num_cached: number of tokens that a request would take from the cache, in whole pages.
         differs: whether the cached prompt continues with another token; otherwise it ends there.
     """
 
@@ -118,22 +121,24 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ping(_Message, frozen=True):
-    """Asks the scheduler's loop itself for an answer, which proves more than a heartbeat."""
+    """Ask the scheduler's loop for a reply, which proves more than a heartbeat does."""
 
     call_id: int
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The steps and events that a profile records, and the folder of its files.
+    """What a profile records, and where its files go.
 
     Attributes:
         folder: an existing folder for the files.
-        name: how every file's name begins.
-        activities: names of the native API, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
+        name: beginning of all file names.
+        activities: what is recorded, by the names of the native API: `CPU`, `GPU`, `MEM`,
+            `CUDA_PROFILER`.
         start_step: first step that is recorded, counted from the worker's start.
-        num_steps: number of steps to record of each stage; then the profile ends.
-        stages: `EXTEND` and `DECODE`, with a separate file each; empty for one file of all steps.
-        with_stack: record the Python and C++ call stacks.
+        num_steps: number of steps that are recorded, for each stage; then the profile ends.
+        stages: `EXTEND` (steps with prompts) and `DECODE`, each with a file of its own; empty for
+            one file of all steps.
+        with_stack: record Python and C++ call stacks.
         record_shapes: record the shapes of operators' inputs.
         merge: also write a file with the traces of all ranks.
     """
@@ -150,42 +155,42 @@ class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StartProfile(_Message, frozen=True):
-    """Record steps from now on; refused while a profile runs."""
+    """Start a profile; refused while another one is running."""
 
     call_id: int
     spec: ProfileSpec
 
 
 class StopProfile(_Message, frozen=True):
-    """Write the recorded steps; refused while no profile runs."""
+    """End the profile and write its files; refused if none is running."""
 
     call_id: int
 
 
 class SlowDown(_Message, frozen=True):
-    """Sleep `seconds` before each step; 0 ends it."""
+    """Wait for `seconds` before each step from now on; 0 for no wait."""
 
     call_id: int
     seconds: float
 
 
 class FreezeGarbage(_Message, frozen=True):
-    """Collect garbage now and exclude all surviving objects from later collections."""
+    """Collect garbage now, and exclude all remaining objects from later collections."""
 
     call_id: int
 
 
 class SetLogLevel(_Message, frozen=True):
-    """Change how much this worker logs."""
+    """Set the log level of this worker."""
 
     call_id: int
     level: str
 
 
 class SetOptions(_Message, frozen=True):
-    """Change options of the scheduler, already checked, with the command line's names and units.
+    """Change options of the scheduler; the values are checked.
 
-    The options are `max_queued_requests` and `decode_log_interval`.
+    The names are `max_queued_requests` and `decode_log_interval`, as on the command line.
     """
 
     call_id: int
@@ -193,13 +198,13 @@ class SetOptions(_Message, frozen=True):
 
 
 class RecordExperts(_Message, frozen=True):
-    """Start or stop recording which experts are chosen, or write the record."""
+    """Start or stop recording which experts are chosen, or write the record to a file."""
 
     call_id: int
     action: Literal["start", "stop", "dump"]
 
 
-# Commands that every rank of a worker executes.
+# Commands that all ranks of a worker execute.
 WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel | RecordExperts
 
 SchedulerInbound = (
@@ -223,7 +228,7 @@ SchedulerInbound = (
 
 
 class CompileGrammar(_Message, frozen=True):
-    """Compile a constraint that was checked; answered by a `GrammarReply`."""
+    """Compile a grammar, which was checked; answered by a `GrammarReply`."""
 
     call_id: int
     grammar: GrammarSpec
@@ -236,9 +241,10 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a request ended, in the native API's format.
 
     Attributes:
-        matched: the token id, stop string or stop pattern that ended it.
+        type: `stop` for a normal end, `length` for a token limit, `abort` for an error.
+        matched: the token id, stop string or stop pattern that ended the request.
         length: the token limit that was reached.
-        message, status_code, err_type: set for `abort`.
+        message, status_code, err_type: the error; set for `abort`.
     """
 
     type: Literal["stop", "length", "abort"]
@@ -250,28 +256,30 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def internal_error(message: str) -> FinishReason:
-    """The finish reason of a request that failed without its client's fault.
+    """Return the finish reason for a request that failed through no fault of its client.
 
-    `message` is for the client.
+    `message` is shown to the client.
     """
     return FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
 
 
 def refusal(message: str, status_code: int) -> FinishReason:
-    """The finish reason of a request that can never run (400), or not now (503)."""
+    """Return the finish reason for a request that can never run (400), or not now (503)."""
     err_type = "BadRequestError" if status_code == 400 else "SERVICE_UNAVAILABLE"
     return FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
 
 
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The data that the detokenizer needs before a request's first token.
+    """The data that the detokenizer needs before the first token of a request.
 
     Attributes:
+        prompt_tail: int32 bytes, the last tokens of the prompt, as context of the first text.
         admitted_at: when the request left the queue, `time.monotonic()`; 0 if it never did.
-        min_new_tokens: stop strings and patterns that end within this many tokens do not count.
-        thoughts: texts that mark thoughts, in which stop strings and patterns are not searched.
-        output_ids: int32 bytes, tokens that were sent before this stream began, with their extras.
-        num_shown: characters of text that were sent with those tokens.
+        min_new_tokens: stop strings and patterns that end within this many tokens are ignored.
+        thoughts: texts that mark thoughts (reasoning), in which stop strings are not searched.
+        output_ids: int32 bytes, output tokens that an earlier process has sent, with their extra
+            outputs.
+        num_shown: number of characters of text that the earlier process has sent.
     """
 
     request_id: int
@@ -291,7 +299,7 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request's end as the scheduler sees it, with the counts the answer reports."""
+    """The end of a request in the scheduler, with the number of its retractions."""
 
     request_id: int
     reason: FinishReason
@@ -299,17 +307,16 @@ class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenDeltas(_Message, frozen=True):
-    """One step's new tokens of the whole batch.
+    """The new tokens of all requests in one step.
 
     Attributes:
         starts: requests that appear for the first time.
-        request_ids: one entry per request with new tokens or an end.
-        token_counts: how many of `token_ids` belong to each entry of `request_ids`.
-        token_ids: int32 bytes, concatenated.
-        cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
+        cached_tokens: for each entry of `starts`, number of its prompt tokens that were cached.
+        request_ids: requests that have new tokens.
+        token_counts: for each entry of `request_ids`, number of its tokens in `token_ids`.
+        token_ids: int32 bytes, all new tokens, concatenated.
         ends: requests that end with this step.
-        extras: reports about this step's tokens and about prompt chunks, for requests that have
-            extras.
+        extras: extra outputs, such as log-probabilities, about the step's tokens and prompt chunks.
     """
 
     starts: list[StreamStart]
@@ -322,7 +329,7 @@ class TokenDeltas(_Message, frozen=True):
 
 
 class ResetStreams(_Message, frozen=True):
-    """Forget every stream: the scheduler that fed them is gone."""
+    """Forget all requests, because the scheduler that had them has ended."""
 
 
 DetokenizerInbound = TokenDeltas | ResetStreams
@@ -332,24 +339,24 @@ DetokenizerInbound = TokenDeltas | ResetStreams
 
 
 class BeginTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When a request left the queue and got its first token, `time.monotonic()`; 0 for never."""
+    """When a request left the queue and had its first token, `time.monotonic()`; 0 for never."""
 
     admitted_at: float = 0.0
     first_token_at: float = 0.0
 
 
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New text of one request.
+    """The new text of one request.
 
     Attributes:
-        text: new whole characters; empty while a stop string may be forming.
-        token_ids: the new tokens, int32 bytes.
-        reason: set on the last delta of the request.
-        cached_tokens: set on the first delta, else -1.
-        num_retractions: set on the last delta: times the request was retracted and recomputed.
-        extras: reports of extras in order; after a stop string some may be about tokens after
-            `token_ids`.
-        times: when the request left the queue and got its first token; set on the first delta.
+        text: new complete characters. Empty while the text may be the beginning of a stop string.
+        token_ids: int32 bytes, the new tokens.
+        reason: why the request ended; set in its last delta.
+        cached_tokens: number of cached prompt tokens; set in the first delta, else -1.
+        num_retractions: how often the request lost its pages; set in the last delta.
+        extras: extra outputs in order. If a stop string removed tokens, outputs about these tokens
+            may be included.
+        times: when the request left the queue and had its first token; set in the first delta.
     """
 
     request_id: int
@@ -363,13 +370,13 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TextDeltas(_Message, frozen=True):
-    """One step's new text for the whole batch."""
+    """The new text of all requests in one step."""
 
     deltas: list[TextDelta]
 
 
 class Progress(_Message, frozen=True):
-    """Progress of the worker's start-up; `fraction` is within the phase, 0 to 1."""
+    """The progress of the worker's start-up; `fraction` is that of the phase, from 0 to 1."""
 
     phase: Phase
     fraction: float = 0.0
@@ -377,13 +384,13 @@ class Progress(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
-    """The worker can take requests; the fields are what the front reports to users.
+    """The worker is ready for requests. Most fields are reported to users.
 
     Attributes:
-        max_total_num_tokens: capacity of the KV pool, tokens.
-        max_running_requests: rows of the running batch.
-        weight_bytes, kv_bytes: memory held by the weights and by the KV pool.
-        load_seconds: seconds from the start of the process until it is ready.
+        max_total_num_tokens: capacity of the KV pool in tokens.
+        max_running_requests: most requests that run at the same time.
+        weight_bytes, kv_bytes: memory of the weights and of the KV pool.
+        load_seconds: seconds from the start of the process until it was ready.
         pid: the worker's process id, which distinguishes it from an earlier worker.
     """
 
@@ -400,7 +407,7 @@ class WorkerReady(_Message, frozen=True):
 
 
 class DetokenizerReady(_Message, frozen=True):
-    """The detokenizer has loaded its tokenizer; `pid` distinguishes it from an earlier one."""
+    """The detokenizer is ready; `pid` distinguishes it from an earlier detokenizer."""
 
     pid: int
 
@@ -412,12 +419,12 @@ class StartupFailed(_Message, frozen=True):
 
 
 class ControlReply(_Message, frozen=True):
-    """Answer to a message with a `call_id`.
+    """The answer to a message that has a `call_id`.
 
     Attributes:
         data: the requested data, if any.
-        is_partial: set when replies of several replicas are merged: this one failed and others
-            succeeded.
+        is_partial: set when answers of several replicas were merged, and some succeeded while
+            others failed.
     """
 
     call_id: int
@@ -428,17 +435,17 @@ class ControlReply(_Message, frozen=True):
 
 
 class RequestError(_Message, frozen=True):
-    """Requests that failed before the detokenizer got a token of theirs."""
+    """Requests that failed before the detokenizer knew them."""
 
     request_ids: list[int]
     message: str
 
 
 class GrammarReply(_Message, frozen=True):
-    """The result of compiling a constraint: `payload` when it can be used, else `error`.
+    """The result of compiling a grammar: `payload` if it can be used, else `error`.
 
     Attributes:
-        got_no_processor: whether compiling was given up only because the machine was busy.
+        got_no_processor: whether the compilation was given up only because the machine was busy.
     """
 
     call_id: int
@@ -448,7 +455,7 @@ class GrammarReply(_Message, frozen=True):
 
 
 class GrammarsUnavailable(_Message, frozen=True):
-    """No constraint at all can be compiled; the compiler's last message."""
+    """The grammar compiler cannot compile anything and ends; its last message."""
 
     reason: str
 

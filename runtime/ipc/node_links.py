@@ -1,4 +1,4 @@
-"""Links between hosts: the addresses of nodes, the key they share, and the end of a connection."""
+"""Network links between the nodes of a worker: addresses, encryption, and closed connections."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# A host whose messages fail to come for this long has died, or its network has. A network that
-# stops for 10 s is heard again after 13 s, as TCP doubles its pauses.
+# If nothing is heard from a host for this long, the host or its network has failed. When a network
+# stops for 10 s, messages arrive again after 13 s, because TCP doubles its waiting times.
 SILENCE_S = 45.0
 BEAT_INTERVAL_S = 1.0
-# A quiet connection is probed, and ends after as long a silence.
+# An idle TCP connection is probed, and is closed after the same time without an answer.
 _KEEPALIVE_PROBES = 6
 _KEEPALIVE_INTERVAL_S = 5
 _KEEPALIVE_IDLE_S = int(SILENCE_S) - _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
@@ -40,10 +40,10 @@ _SALT = b"headrace nodes 1"
 
 @dataclass(frozen=True)
 class LinkKey:
-    """The key pair that all nodes derive from the shared key.
+    """The CURVE key pair of the links, which all nodes derive from the key they share.
 
-    A peer that does not know the public half cannot finish ZMQ's CURVE handshake: CURVE never
-    sends the public half of the listening side.
+    CURVE is ZMQ's encryption. A peer must know the public key of the listening side, which is never
+    sent. So only holders of the shared key can connect.
     """
 
     public: bytes
@@ -52,12 +52,15 @@ class LinkKey:
     @classmethod
     @cache
     def derive(cls, key: str) -> Self:
-        """Derive the pair from the nodes' shared key, in 50 ms."""
+        """Derive the key pair from the nodes' shared key; this takes 50 ms."""
         secret = z85.encode(hashlib.scrypt(key.encode(), salt=_SALT, n=2**14, r=8, p=1, dklen=32))
         return cls(zmq.curve_public(secret), secret)
 
     def protect(self, socket: Any, *, listens: bool) -> None:
-        """Let `socket`, not yet bound or connected, speak only to holders of the key."""
+        """Let a socket speak only to holders of the key; call before it is bound or connected.
+
+        `listens` says whether the socket is to be bound.
+        """
         socket.curve_publickey = self.public
         socket.curve_secretkey = self.secret
         if listens:
@@ -67,12 +70,12 @@ class LinkKey:
 
 
 def link_key(key: str) -> LinkKey | None:
-    """Return the key pair of a shared key; `None` if the key is empty."""
+    """Return the key pair of a shared key; `None` if the shared key is empty."""
     return LinkKey.derive(key) if key else None
 
 
 def keep_alive(socket: Any) -> None:
-    """Let `socket`, not yet bound or connected, notice that a peer's host has gone in silence."""
+    """Let a socket notice that its peer's host has vanished; call before bind or connect."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_INTERVAL_S)
@@ -80,10 +83,10 @@ def keep_alive(socket: Any) -> None:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split `HOST:PORT` or `[IPV6]:PORT`.
+    """Split a text `HOST:PORT` or `[IPV6]:PORT` into host and port.
 
     Raises:
-        StartupError: the text is something else.
+        StartupError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -99,13 +102,13 @@ def resolve_host(
     patience_s: float = 0.0,
     look_up: Callable[..., Sequence[Any]] = socket.getaddrinfo,
 ) -> str:
-    """Return the first IP address of a name, or the address itself.
+    """Return the first IP address of a host name; an address is returned as it is.
 
     Args:
-        host: name or address.
-        patience_s: how long a name may be unknown, in seconds: a pod's name is known once the pod
-            has started.
-        look_up: function that looks up a name as `socket.getaddrinfo` does.
+        host: a host name or an address.
+        patience_s: how long the name may stay unknown, seconds. For example, a pod's name is known
+            only after the pod has started.
+        look_up: a function that looks up names as `socket.getaddrinfo` does.
 
     Raises:
         StartupError: the name is unknown.
@@ -127,19 +130,19 @@ def resolve_host(
 
 
 def is_private(ip: str) -> bool:
-    """Whether `ip` is of a kind that the Internet does not carry to other networks."""
+    """Whether an IP address is private, that is, not reachable over the Internet."""
     return ipaddress.ip_address(ip).is_private
 
 
 def is_unspecified(ip: str) -> bool:
-    """Whether `ip` stands for every address of a machine, as `0.0.0.0` and `::` do."""
+    """Whether an IP address stands for all addresses of a machine, as `0.0.0.0` and `::` do."""
     address = ipaddress.ip_address(ip)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_unspecified
 
 
 def is_local(ip: str) -> bool:
-    """Whether `ip` is an address of this machine."""
+    """Whether an IP address belongs to this machine."""
     with socket.socket(_family(ip)) as probe:
         try:
             probe.bind((ip, 0))
@@ -149,10 +152,10 @@ def is_local(ip: str) -> bool:
 
 
 def address_toward(ip: str, port: int) -> str:
-    """Return the address of this machine from which packets go to `ip`; nothing is sent.
+    """Return this machine's address from which packets to `ip` are sent; nothing is sent now.
 
     Raises:
-        StartupError: there is no route.
+        StartupError: there is no route to `ip`.
     """
     with socket.socket(_family(ip), socket.SOCK_DGRAM) as probe:
         try:
@@ -163,7 +166,7 @@ def address_toward(ip: str, port: int) -> str:
 
 
 def interface_of(ip: str) -> str | None:
-    """Return the name of the network interface that has `ip`; `None` if it is not found."""
+    """Return the name of the network interface with the address `ip`; `None` if not found."""
     if ipaddress.ip_address(ip).is_loopback:
         return "lo"
     for _, name in socket.if_nameindex():
@@ -178,7 +181,7 @@ def interface_of(ip: str) -> str | None:
 
 
 def tcp_endpoint(ip: str, port: int | None = None) -> str:
-    """Return ZMQ's name of a TCP address; without a port the system chooses one."""
+    """Return a TCP address in ZMQ's form; without a port, the system chooses one."""
     shown = f"[{ip}]" if ":" in ip else ip
     return f"tcp://{shown}:{'*' if port is None else port}"
 
@@ -188,14 +191,14 @@ def _family(ip: str) -> socket.AddressFamily:
 
 
 class Connection:
-    """Notices that the connection of a connecting socket has closed.
+    """Tells whether the connection of a connecting socket has closed.
 
-    A network that only stops for a while closes no connection. Listening sockets are not watched:
-    anything on the network may connect to them and leave.
+    It stays open if the network only stops for a while. Listening sockets are not watched, because
+    anything on the network may connect to them and disconnect again.
     """
 
     def __init__(self, socket: Any) -> None:
-        """Watch `socket`, before it has a peer."""
+        """Watch `socket`, which must not be connected yet."""
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     @property
@@ -204,7 +207,7 @@ class Connection:
         return bool(self._monitor.poll(0)) and bool(recv_monitor_message(self._monitor))
 
     def when_closed(self, call: Callable[[], None]) -> None:
-        """Call `call` on a thread when a connection has closed; nothing else may use this then."""
+        """Call `call` on a thread when a connection closes; do not use `is_closed` any more."""
 
         def wait() -> None:
             recv_monitor_message(self._monitor)

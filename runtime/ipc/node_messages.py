@@ -1,4 +1,4 @@
-"""Messages between the nodes of one worker: rank 0 on node 0, and the hosts of the other ranks."""
+"""Messages between the nodes of one worker: between rank 0 on node 0, and the other nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The facts that must be the same on every node.
+    """The facts that must be equal on all nodes.
 
     Attributes:
-        version: the version of Headrace.
-        model: digest of the model's `config.json` and of the names and sizes of its weight files.
+        version: version of Headrace.
+        model: digest of the model's `config.json`, and of the names and sizes of its weight files.
     """
 
     version: str
@@ -30,11 +30,13 @@ class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NodeHello(_Message, frozen=True):
-    """A node is running and has no ranks; the node repeats this until rank 0 answers.
+    """A node is running and has no ranks; repeated until rank 0 answers.
 
     Attributes:
-        address: the address at which the node receives messages.
+        node_rank: index of the node.
+        address: where the node receives messages.
         incarnation: random number of the node's process.
+        traits: the facts that must be equal on all nodes.
     """
 
     node_rank: int
@@ -44,7 +46,7 @@ class NodeHello(_Message, frozen=True):
 
 
 class NodeBeat(_Message, frozen=True):
-    """The node is alive."""
+    """A node is alive; sent regularly. `session` is the number of the ranks' start."""
 
     node_rank: int
     session: int
@@ -59,7 +61,7 @@ class RankAddress(_Message, frozen=True):
 
 
 class RankEnded(_Message, frozen=True):
-    """A rank's process has ended; `why` is one line that names the rank."""
+    """The process of a rank has ended; `why` is one line that names the rank."""
 
     rank: int
     why: str
@@ -73,19 +75,19 @@ LeaderInbound = NodeHello | NodeBeat | RankAddress | RankEnded | RankReply
 
 
 class StartRanks(_Message, frozen=True):
-    """Start this node's ranks with rank 0's `WorkerConfig`, encoded; its session is in it."""
+    """Start the ranks of this node; `config` is rank 0's encoded `WorkerConfig`."""
 
     config: bytes
 
 
 class NodeRefused(_Message, frozen=True):
-    """The node cannot take part; `why` is one line."""
+    """The node is refused and must end; `why` is one line."""
 
     why: str
 
 
 class LeaderBeat(_Message, frozen=True):
-    """Rank 0 is alive."""
+    """Rank 0 is alive; sent regularly. `session` is the number of the ranks' start."""
 
     session: int
 

@@ -1,8 +1,9 @@
-"""Child processes: started by name, configured by msgpack on stdin, ended when the parent ends.
+"""Child processes: started by name, configured over stdin, ended when their parent ends.
 
-A child is `python -m runtime.ipc.process <entry>`: no fork of a threaded parent, no pickled
-arguments, no `__main__` guard needed in a user's script. The parent keeps the write end of the
-child's stdin; when the parent dies, in any way, the child reads end-of-file there and exits.
+A child is started as `python -m runtime.ipc.process <entry>`. So no threaded parent is forked, no
+arguments are pickled, and a user's script needs no `__main__` guard. The parent keeps the write end
+of the child's stdin open. When the parent ends for any reason, the child reads end-of-file and
+exits.
 """
 
 from __future__ import annotations
@@ -35,34 +36,37 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     },
 )
 
-# On this signal a child writes the Python stacks of its threads, even while one holds the GIL.
+# On this signal a child writes the Python stacks of its threads, even if a thread holds the GIL.
 STACKS_SIGNAL = signal.SIGUSR1
-# Environment variable with the file descriptor for them.
+# Environment variable with the file descriptor to which the stacks are written.
 _STACKS_FILE = "HEADRACE_STACKS_FILE"
 
-# The exit code of a process that ends because its device has failed.
+# Exit code of a process that ends because its device no longer works.
 DEVICE_LOST_CODE = 71
 
 _encoder = msgspec.msgpack.Encoder()
 
 _LAST_WORDS_LINES = 40
-# A grandchild may keep the pipe of a dead child open.
+# Time to wait for the rest of a dead child's output, seconds: a grandchild may keep the pipe open.
 _LAST_WORDS_WAIT_S = 1.0
 
 
 def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
-    """This process's environment, with `changes`, for a child that is one of our modules."""
+    """Return the environment of a child process that runs one of this project's modules.
+
+    It is this process's environment, with `changes`, and with the project on `PYTHONPATH`.
+    """
     ours = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **changes}
 
 
 def compute_environment(num_threads: int) -> dict[str, str]:
-    """The environment that makes a worker compute with `num_threads` threads."""
+    """Return environment variables that make a worker compute with `num_threads` threads."""
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
-        # Threads that spin between two operators starve the front on a small machine.
+        # Threads that spin between two operators would take the CPU from the front process.
         "GOMP_SPINCOUNT": "1000",
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
@@ -70,7 +74,7 @@ def compute_environment(num_threads: int) -> dict[str, str]:
 
 
 def send_config(process: subprocess.Popen[bytes], config: object) -> None:
-    """Send `runtime.ipc.process` its configuration; its stdin stays open, or it would exit."""
+    """Send a child process its configuration; its stdin stays open, otherwise it would exit."""
     payload = _encoder.encode(config)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -79,7 +83,7 @@ def send_config(process: subprocess.Popen[bytes], config: object) -> None:
 
 
 class Child:
-    """One running child process and the thread that waits for its end."""
+    """A child process, with the thread that waits for its end."""
 
     def __init__(
         self,
@@ -90,17 +94,23 @@ class Child:
         *,
         relays_stderr: bool = False,
     ) -> None:
-        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread at its end.
+        """Start a child process.
 
-        With `relays_stderr` its standard error goes through this process's `sys.stderr` (which a
-        notebook shows) and its end is kept for `last_words`.
+        Args:
+            entry: name of the process in `CHILD_ENTRIES`.
+            config: the configuration, which the child reads from its stdin.
+            on_exit: called with this object and the exit code when the child has ended, on a
+                thread.
+            environment: additional environment variables.
+            relays_stderr: pass the child's standard error on to this process's `sys.stderr`, which
+                a notebook shows, and keep its last lines for `last_words`.
         """
         self.entry = entry
-        # In memory: neither a full disk nor an unread log can prevent or delay the stacks.
+        # The stacks are written to memory, where neither a full disk nor an unread pipe blocks.
         self._stacks = os.fdopen(os.memfd_create(f"stacks-{entry}"), "rb")
         self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
         self._process = subprocess.Popen(
-            # -P keeps the user's current folder off the path: it may hold another `runtime`.
+            # With -P the current folder is not on the path, where it could hide this package.
             [sys.executable, "-P", "-m", "runtime.ipc.process", entry],
             pass_fds=(self._stacks.fileno(),),
             stdin=subprocess.PIPE,
@@ -108,7 +118,8 @@ class Child:
             env=child_environment(
                 {**(environment or {}), _STACKS_FILE: str(self._stacks.fileno())}
             ),
-            # A terminal's Ctrl-C must reach the front only, which then drains its children.
+            # Ctrl-C in a terminal must reach the front process only, which ends its children
+            # itself.
             start_new_session=True,
         )
         send_config(self._process, config)
@@ -129,12 +140,12 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     @property
     def last_words(self) -> str:
-        """The end of the child's output to standard error, if that is relayed."""
+        """The last lines of the child's standard error; empty unless it is relayed."""
         return "\n".join(self._last_lines)
 
     def _relay_stderr(self) -> None:
@@ -145,7 +156,7 @@ class Child:
             for raw in stderr:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                # A notebook or a test may have closed the stream meanwhile.
+                # A notebook or a test may have closed the stream.
                 with contextlib.suppress(Exception):
                     sys.stderr.write(f"{line}\n")
 
@@ -155,22 +166,22 @@ class Child:
         self._on_exit(self, code)
 
     def ask_for_stacks(self) -> None:
-        """Make the child write the stacks of its threads; it must have begun its work."""
+        """Make the child write the stacks of its threads; the child must be running its entry."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """The stacks that the child has written so far; empty while the child is stopped."""
+        """Return the stacks that the child has written so far; a stopped child writes none."""
         self._stacks.seek(0)
         return self._stacks.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End the process now."""
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Close the child's stdin, which makes it exit; kill it if it does not."""
+        """Close the child's stdin, which makes it exit; kill the child if it does not exit."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -182,7 +193,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Return text that follows a process's name and says how it ended: `was ended by SIGKILL`."""
+    """Return how a process ended, to follow its name, such as `was ended by SIGKILL`."""
     if code == DEVICE_LOST_CODE:
         return "ended because its device failed"
     if code < 0:
@@ -192,7 +203,7 @@ def describe_exit(code: int) -> str:
 
 
 def why_ended(config: WorkerConfig, rank: int, code: int) -> str:
-    """Return one line that names a rank whose process ended, and why."""
+    """Return one line that names a rank whose process ended, and the reason."""
     why = f"Rank {rank} of the worker {describe_exit(code)}."
     with contextlib.suppress(OSError):
         why = failure_file(config, rank).read_text(encoding="utf-8") or why
@@ -200,17 +211,17 @@ def why_ended(config: WorkerConfig, rank: int, code: int) -> str:
 
 
 def failure_file(config: WorkerConfig, rank: int) -> Path:
-    """Return the file into which a rank that cannot start writes the reason, in one line."""
+    """Return the file to which a rank that cannot start writes the reason, in one line."""
     return Path(config.run_folder) / f"rank-{rank}-{config.generation}.failed"
 
 
 def watch_parent() -> None:
-    """End this process when its parent, which holds the other end of stdin, has gone."""
+    """Start a thread that ends this process when its parent closes the other end of stdin."""
     threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
 
 
 def _leave_with_parent() -> None:
-    # A blocking read returns only at end-of-file: the parent closed the pipe or died.
+    # A blocking read returns only at end-of-file, when the parent has closed the pipe or has ended.
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -229,7 +240,7 @@ def _read_exactly(size_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Exclude objects made in the context from garbage collection, for the process's lifetime.
+    """Exclude objects created in this block from garbage collection for ever.
 
     Otherwise the collector takes a tenth of the time of importing torch.
     """
@@ -242,7 +253,7 @@ def uncollected() -> Iterator[None]:
 
 
 def run_child(entry: Callable[[bytes], None]) -> None:
-    """Run `entry` with the configuration read from stdin, until the parent has gone."""
+    """Run `entry` with the configuration read from stdin; exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     size_bytes = int.from_bytes(_read_exactly(8), "little")
     payload = _read_exactly(size_bytes)
@@ -251,6 +262,6 @@ def run_child(entry: Callable[[bytes], None]) -> None:
 
 
 if __name__ == "__main__":
-    # Before anything else: without a handler the signal would end the process.
+    # The handler comes first, because without one the signal would end the process.
     faulthandler.register(STACKS_SIGNAL, file=int(os.environ[_STACKS_FILE]), all_threads=True)
     run_child(lambda payload: CHILD_ENTRIES.load(sys.argv[1])(payload))

@@ -1,7 +1,7 @@
-"""Numbers that the children write and the front reads, in a small shared file.
+"""Heartbeats and gauges that child processes write to a shared file and the front process reads.
 
-No message is needed, which would wait behind a long prefill. Heartbeats show that the loops of the
-scheduler and the detokenizer run; gauges are always as recent as the last step.
+A message would wait until a long prefill is computed; the file does not. A heartbeat shows that the
+loop of the scheduler or the detokenizer is running. The gauges are those after the last step.
 """
 
 from __future__ import annotations
@@ -46,15 +46,18 @@ _SIZE_BYTES = 8 * len(FIELDS)
 
 
 class SharedState:
-    """Named float64 cells in a memory-mapped file; one process writes each, any process reads."""
+    """Float64 values by name in a memory-mapped file.
+
+    Each value is written by one process, and may be read by any.
+    """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Map the file at `path`; `create` makes it, filled with zeros."""
+        """Map the file at `path`; `create` creates it, filled with zeros."""
         flags = os.O_RDWR | (os.O_CREAT if create else 0)
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                # Allocates blocks: else a write to the map on a full device is a bus error.
+                # This allocates disk blocks. Without them, writing to a full device is a bus error.
                 os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
             self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         finally:
@@ -70,8 +73,11 @@ class SharedState:
         self._cells[1] = time.monotonic()
 
     def oldest_beat(self) -> tuple[float, str]:
-        """Seconds since the older heartbeat, and its process: `worker` or `detokenizer`."""
-        # A cell without a heartbeat is 0, which gives the age of the clock; callers bound it.
+        """Return the seconds since the older heartbeat, and its process.
+
+        The process is `worker` or `detokenizer`.
+        """
+        # Without any heartbeat the value is 0, and the age is that of the clock. Callers limit it.
         last, name = min((self._cells[0], "worker"), (self._cells[1], "detokenizer"))
         return time.monotonic() - last, name
 
@@ -82,7 +88,7 @@ class SharedState:
         self._cells[_INDEX[name]] = value
 
     def counter(self, name: str) -> Callable[[int], None]:
-        """A function that sets the cell `name` to a count."""
+        """Return a function that sets the value `name` to a count."""
 
         def count(value: int) -> None:
             self[name] = value
@@ -90,7 +96,7 @@ class SharedState:
         return count
 
     def reset(self) -> None:
-        """Set every cell to zero, for a new worker."""
+        """Set all values to zero, for a new worker."""
         self._map[:] = bytes(_SIZE_BYTES)
 
     def close(self) -> None:

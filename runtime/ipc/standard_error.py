@@ -1,8 +1,8 @@
-"""Standard error that never blocks: a bounded queue, and a thread that writes.
+"""Makes standard error non-blocking: lines are queued, and a thread writes them.
 
-A pipe that is not read and a stopped terminal block the writer, and a full device fails. Neither a
-pipe, nor a terminal, nor a device may stop a serving process. Lines that do not fit are dropped and
-counted. Once a line is written again, a further line reports the count.
+A pipe that is not read, or a stopped terminal, blocks its writer. Writing to a full device fails.
+None of these may stop a serving process. Lines that do not fit into the queue are dropped and
+counted. When lines are written again, an additional line reports the count.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections import deque
 from typing import NoReturn, TextIO
 
 MAX_BYTES = 2**19
-# Time to write the last lines of a process that ends.
+# Time for writing the last lines when a process ends, seconds.
 DRAIN_S = 1.0
-# Lines that come this soon after a line are written with it: each waking of the writer switches
-# threads that share the GIL.
+# Time to wait for further lines before writing, seconds: each write switches between threads that
+# share the GIL.
 _GATHER_S = 0.002
 
 
 class QueuedText(io.TextIOBase):
-    """A text stream in front of another one's file descriptor; `write` and `flush` never wait.
+    """A text stream whose `write` and `flush` never wait; a thread writes to the real stream.
 
     Attributes:
-        process_name: named in the line that reports lost lines.
-        is_json: whether that line is a JSON object.
+        process_name: name of the process, in the line that reports lost lines.
+        is_json: whether this line is a JSON object.
     """
 
     process_name = "python"
@@ -38,7 +38,7 @@ class QueuedText(io.TextIOBase):
     encoding = "utf-8"
 
     def __init__(self, stream: TextIO, max_bytes: int = MAX_BYTES) -> None:
-        """Write to the file descriptor of `stream`; at most `max_bytes` wait.
+        """Write to the file descriptor of `stream`; at most `max_bytes` wait in the queue.
 
         Raises:
             OSError: `stream` has no file descriptor.
@@ -47,7 +47,7 @@ class QueuedText(io.TextIOBase):
         self._descriptor = stream.fileno()
         self._max_bytes = max_bytes
         self._reset()
-        # A fork has no writer thread yet, and may have copied a held lock.
+        # In a fork there is no writer thread, and the lock may have been copied while it was held.
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
@@ -61,19 +61,19 @@ class QueuedText(io.TextIOBase):
     # ---- interface of a text stream ----
 
     def fileno(self) -> int:
-        """The descriptor, for writes that bypass the queue."""
+        """Return the file descriptor, for writes that bypass the queue."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether the stream behind the queue is a terminal."""
+        """Whether the real stream is a terminal."""
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """Return true: the stream can always be written to."""
+        """Return true, because the stream can always be written to."""
         return True
 
     def write(self, text: str) -> int:
-        """Queue whole lines; an unfinished line waits for its end or for `flush`."""
+        """Queue complete lines; an incomplete line waits for its end or for `flush`."""
         with self._changed:
             self._unfinished += text
             if text.endswith("\n") or len(self._unfinished) > self._max_bytes:
@@ -81,7 +81,7 @@ class QueuedText(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue the unfinished line; does not wait until it is written."""
+        """Queue the incomplete line, without waiting until it is written."""
         with self._changed:
             self._queue()
 
@@ -103,7 +103,7 @@ class QueuedText(io.TextIOBase):
         self._changed.notify_all()
 
     def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Wait until everything is written, or for `timeout_s`."""
+        """Wait until all lines are written, for at most `timeout_s` seconds."""
         with self._changed:
             self._queue()
             self._changed.wait_for(lambda: not self._waiting, timeout_s)
@@ -114,7 +114,7 @@ class QueuedText(io.TextIOBase):
                 self._changed.wait_for(lambda: self._waiting)
             time.sleep(_GATHER_S)
             with self._changed:
-                # Lines stay in the queue until they are written: a drain waits for them.
+                # Lines stay in the queue until they are written, because `drain` waits for them.
                 num_parts = len(self._waiting)
                 data = b"".join(self._waiting)
             is_written = self._write_through(data)
@@ -125,7 +125,7 @@ class QueuedText(io.TextIOBase):
                 self._num_lost += 0 if is_written else _num_lines(data)
                 num_lost, is_last = self._num_lost, not self._waiting
                 self._changed.notify_all()
-            # The notice follows lines queued before it, or comes as soon as writing works again.
+            # The count of lost lines is reported after the lines that were queued before.
             if num_lost and is_written and is_last and self._write_through(self._notice(num_lost)):
                 with self._changed:
                     self._num_lost -= num_lost
@@ -149,12 +149,15 @@ class QueuedText(io.TextIOBase):
 
 
 def queue_standard_error(process_name: str, *, is_json: bool = False) -> None:
-    """Put the queue before this process's `sys.stderr`, once; only if that is a file."""
+    """Make this process's `sys.stderr` non-blocking, if it is a file, pipe or terminal.
+
+    A second call only changes the name and the form.
+    """
     if not isinstance(sys.stderr, QueuedText):
         try:
             queued = QueuedText(sys.stderr)
         except OSError:
-            # Not a file: a notebook or a test shows it.
+            # `sys.stderr` is not a file: a notebook or a test has replaced it.
             return
         sys.stderr = queued
         atexit.register(queued.drain)
@@ -163,13 +166,13 @@ def queue_standard_error(process_name: str, *, is_json: bool = False) -> None:
 
 
 def drain_standard_error() -> None:
-    """Wait briefly for the last lines, before an exit without clean-up."""
+    """Wait briefly until the last lines are written, before an exit without clean-up."""
     if isinstance(sys.stderr, QueuedText):
         sys.stderr.drain()
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """Exit without any clean-up except writing the last lines."""
+    """Exit without clean-up, except that the last lines are written."""
     drain_standard_error()
     os._exit(status)
 

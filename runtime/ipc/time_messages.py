@@ -8,15 +8,15 @@ import msgspec
 
 
 class Wait(IntEnum):
-    """The reason why a request waits in the queue.
+    """What a request in the queue waits for.
 
     Attributes:
         STEP: the end of a step that only decodes.
-        PROMPTS: the end of a step that computes other prompts, which had taken the token budget.
-        ROWS: a row of the running batch (`--max-running-requests`).
+        PROMPTS: the end of a step whose token budget was used up by other prompts.
+        ROWS: a place in the running batch (`--max-running-requests`).
         PAGES: pages of the KV pool.
-        PAUSE: generation is paused.
-        ADAPTER: a slot for its adapter.
+        PAUSE: the end of a pause of generation.
+        ADAPTER: a slot on the device for its LoRA adapter.
         SHARED: another request that computes the same prefix.
         STATES: slots of recurrent states (`--max-mamba-cache-size`).
     """
@@ -32,12 +32,12 @@ class Wait(IntEnum):
 
 
 class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A part of a prompt that a step computed.
+    """A prompt chunk: a part of a prompt that one step computed.
 
     Attributes:
-        start: the part's first position in the prompt.
-        num_tokens: the part's length in tokens.
-        planned_at: when the part's step was planned, `time.monotonic()`.
+        start: position of the chunk's first token in the prompt.
+        num_tokens: number of tokens.
+        planned_at: when the step was planned, `time.monotonic()`.
     """
 
     start: int
@@ -46,11 +46,11 @@ class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Neighbor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The slowest step that computed prompts while a request decoded.
+    """A step that computed prompts, as a cause of delay for a request that decodes.
 
     Attributes:
         step_s: duration of the step, seconds.
-        num_prompt_tokens: prompt tokens that the step computed, of all requests together.
+        num_prompt_tokens: number of prompt tokens that the step computed, for all requests.
         request_id: id of the request with the longest prompt chunk in the step.
     """
 
@@ -60,11 +60,11 @@ class Neighbor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The position at which a prompt leaves the prefix cache, found when it is admitted.
+    """Where a prompt differs from all cached prompts, found when the request was admitted.
 
     Attributes:
-        index: the first position that no cached prompt has. If many cached prompts continue with
-            different tokens, `index` is the beginning of a page.
+        index: the first position that no cached prompt has in common with the prompt. If very many
+            cached prompts continue differently, it is rounded down to the beginning of a page.
         differs: whether cached prompts continue with another token there; otherwise they end there.
     """
 
@@ -73,32 +73,34 @@ class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
-    """One request in one worker; times are `time.monotonic()`, 0 for what never happened.
+    """How one request spent its time in one worker.
+
+    Times of day are `time.monotonic()`; 0 stands for what did not happen.
 
     Attributes:
         received_at: when the scheduler read the request's message.
-        queued_at: when its grammar, if any, was loaded.
+        queued_at: when the request entered the queue; its grammar was loaded before.
         admitted_at: when the request left the queue.
         prompt_done_at: when its prompt was computed and its first token was known.
         ended_at: when the scheduler ended the request.
-        waits: seconds in the queue, by `Wait`; without the seconds after a retraction.
-        chunks: the first chunks of its prompt.
-        num_chunks: number of all chunks of its prompt.
-        num_computed: prompt tokens that were not cached, recomputed ones included.
+        waits: for each value of `Wait`, seconds in the queue before the first admission.
+        chunks: the first chunks of the prompt.
+        num_chunks: number of all chunks of the prompt.
+        num_computed: number of prompt tokens that were computed, with recomputed ones.
         tower_s: seconds of steps that computed images, before `prompt_done_at`.
-        plain_steps, plain_s: number and seconds of the steps from `prompt_done_at` on that only
+        plain_steps, plain_s: number and seconds of the steps after `prompt_done_at` that only
             decoded.
-        mixed_steps, mixed_s: number and seconds of the steps from `prompt_done_at` on that computed
-            prompts of other requests as well.
-        neighbor: the slowest of these mixed steps.
-        read_after: the step after which the message was read, if it computed prompts.
-        usual_step_s: mean duration of the worker's steps that only decoded.
-        num_retractions: how often the request lost its pages.
-        retracted_s: seconds from each retraction until its tokens were computed again.
-        cached_tokens: tokens from the prefix cache at its first admission.
-        prefix: where its prompt left the cache; `None` if the whole prompt is cached, or if there
-            is no prefix cache.
-        is_cache_empty: whether its namespace of the cache was empty.
+        mixed_steps, mixed_s: number and seconds of the steps after `prompt_done_at` that also
+            computed prompts of other requests.
+        neighbor: the slowest step of `mixed_steps`.
+        read_after: the step after which the message was read, if it computed prompts; else `None`.
+        usual_step_s: mean duration of the worker's steps that only decoded, seconds.
+        num_retractions: how often the request lost its pages and was put back into the queue.
+        retracted_s: seconds from each retraction until the lost tokens were computed again.
+        cached_tokens: number of prompt tokens found in the prefix cache at the first admission.
+        prefix: where the prompt differs from all cached prompts. `None` if the whole prompt is
+            cached, or without a prefix cache.
+        is_cache_empty: whether the request's namespace of the cache was empty.
     """
 
     request_id: int
@@ -127,6 +129,6 @@ class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """The requests that have ended since the last such message."""
+    """The times of the requests that have ended since the last message of this kind."""
 
     ended: list[WorkerTimes]

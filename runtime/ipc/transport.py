@@ -1,8 +1,9 @@
-"""ZMQ over unix sockets in a private folder, carrying msgspec-encoded messages.
+"""Sends and receives msgspec messages over ZMQ sockets in a private folder.
 
-Every address is in one run folder (mode 0700), so no other machine and no other user can reach a
-socket. Only the nodes of a worker that spans several use TCP (`runtime.ipc.node_links`). Bytes that
-do not decode are counted and dropped: they never end a process.
+The sockets are unix sockets in a run folder with mode 0700, so other machines and other users
+cannot reach them. Only the nodes of a worker on several machines use TCP
+(`runtime.ipc.node_links`). A message that cannot be decoded is counted and dropped; it never ends a
+process.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from runtime.ipc.node_links import Connection, LinkKey, keep_alive
 
 logger = logging.getLogger(__name__)
 
-# Size of a message that takes a large part of a millisecond to decode.
+# To decode a message of this size takes a large part of a millisecond.
 _LARGE_BYTES = 256 * 1024
 
 M = TypeVar("M")
-# More than msgpack can write of one text or block of bytes. A sender of more is disconnected.
+# Larger than any text or block of bytes in msgpack. A peer that sends more is disconnected.
 MAX_FRAME_BYTES = 2**32
-# Bytes of a unix socket's path that the system allows, including the terminating zero.
+# Longest path of a unix socket in bytes, with the terminating zero.
 _MAX_SOCKET_PATH = 107
-# A rank's socket of the hundredth worker.
+# The longest name of a socket in a run folder.
 _LONGEST_SOCKET_NAME = "replica-63/rank-replies-999"
 RUN_FOLDER_PREFIX = "headrace-"
-# The run folders of this process, and the descriptors that hold their locks.
+# The run folders of this process, with the file descriptors that hold their locks.
 _locks: dict[Path, int] = {}
 
 
 def create_run_folder() -> Path:
-    """Make the private folder of one server's sockets; stale ones of dead servers are removed.
+    """Create the private folder for one server's sockets; remove folders of servers that ended.
 
-    Until `remove_run_folder` this process holds a lock on the folder. A process id would not show
-    that the server lives: in another container that shares the folder for temporary files, the id
-    names no process, or another one.
+    This process holds a lock on the folder until `remove_run_folder`. The lock shows to other
+    servers that this one is alive. A process id would not show it, because containers may share the
+    folder for temporary files but not their process ids.
 
     Raises:
-        StartupError: the folder cannot be made; the message is one line.
+        StartupError: the folder cannot be created; the message is one line.
     """
     base = Path(tempfile.gettempdir())
     longest = base / f"{RUN_FOLDER_PREFIX}{2**22}-xxxxxxxx" / _LONGEST_SOCKET_NAME
@@ -79,14 +80,18 @@ def create_run_folder() -> Path:
 
 
 def remove_run_folder(folder: Path) -> None:
-    """Remove what `create_run_folder` made; a second call does nothing."""
+    """Remove a folder from `create_run_folder`; a second call does nothing."""
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the lock of `folder`; OSError if another process holds it."""
+    """Return a file descriptor that holds the lock on `folder`.
+
+    Raises:
+        OSError: another process holds the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,39 +102,39 @@ def _lock(folder: Path) -> int:
 
 
 def create_replica_folder(run_folder: Path, rank: int) -> Path:
-    """Make the private folder of one replica's sockets inside the server's."""
+    """Create the private folder for one replica's sockets, in the server's run folder."""
     folder = run_folder / f"replica-{rank}"
     folder.mkdir(mode=0o700, parents=True)
     return folder
 
 
 def scheduler_address(run_folder: Path, generation: int) -> str:
-    """Address of a replica's worker; `generation` grows with every restart."""
+    """Return the address of a replica's worker; `generation` grows with every restart."""
     return f"ipc://{run_folder}/scheduler-{generation}"
 
 
 def rank_address(run_folder: Path, generation: int, rank: int) -> str:
-    """Address of rank `rank` of a worker; see `scheduler_address` for `generation`."""
+    """Return the address of a worker's rank; `generation` grows with every restart."""
     return f"ipc://{run_folder}/rank-{rank}-{generation}"
 
 
 def rank_replies_address(run_folder: Path, generation: int) -> str:
-    """Address at which rank 0 of a worker receives the replies of the other ranks."""
+    """Return the address at which rank 0 of a worker receives the replies of the other ranks."""
     return f"ipc://{run_folder}/rank-replies-{generation}"
 
 
 def detokenizer_address(run_folder: Path, generation: int) -> str:
-    """Address of a replica's detokenizer; see `scheduler_address` for `generation`."""
+    """Return the address of a replica's detokenizer; `generation` grows with every restart."""
     return f"ipc://{run_folder}/detokenizer-{generation}"
 
 
 def grammar_address(run_folder: Path, generation: int) -> str:
-    """Address of the grammar compiler; `generation` grows with every restart."""
+    """Return the address of the grammar compiler; `generation` grows with every restart."""
     return f"ipc://{run_folder}/grammar-{generation}"
 
 
 def front_address(run_folder: Path) -> str:
-    """Address of the front's socket, without a generation: the front outlives its children."""
+    """Return the address of the front process; without a generation, as it is not restarted."""
     return f"ipc://{run_folder}/front"
 
 
@@ -140,7 +145,8 @@ def _socket(context: zmq.Context[Any], kind: int, address: str, key: LinkKey | N
         keep_alive(socket)
     if key is not None:
         key.protect(socket, listens=kind == zmq.PULL)
-    # Admission bounds the work in flight, so queues need no second bound that silently drops.
+    # The queues have no limit, because a full queue would drop messages. The number of requests in
+    # flight is limited elsewhere.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -148,10 +154,10 @@ def _socket(context: zmq.Context[Any], kind: int, address: str, key: LinkKey | N
 
 
 class Outbox:
-    """The sending end for one address; `send` never blocks.
+    """Sends messages to one address; never blocks.
 
     Attributes:
-        connection: tells whether the connection has closed; `None` if it is not watched.
+        connection: tells whether the connection has closed; `None` unless it is watched.
     """
 
     def __init__(
@@ -164,15 +170,18 @@ class Outbox:
         only_connected: bool = False,
         watched: bool = False,
     ) -> None:
-        """Connect to `address`, which may not exist yet; a malformed address raises ZMQError.
+        """Connect to an address, whose receiver may not exist yet.
 
         Args:
             context: the ZMQ context of the socket.
-            address: the receiver's address.
-            enc_hook: encodes what msgspec cannot.
-            key: the nodes' key; `None` on one machine, or without encryption.
-            only_connected: drop messages while there is no connection, instead of keeping them.
-            watched: let `connection` tell when the connection closes.
+            address: address of the receiver.
+            enc_hook: encodes types that msgspec cannot encode.
+            key: the nodes' key pair; `None` on one machine, or without encryption.
+            only_connected: drop messages while there is no connection, instead of queueing them.
+            watched: whether `connection` tells when the connection closes.
+
+        Raises:
+            ZMQError: the address is malformed.
         """
         self._socket = _socket(context, zmq.PUSH, address, key)
         self._socket.setsockopt(zmq.IMMEDIATE, only_connected)
@@ -185,13 +194,13 @@ class Outbox:
             raise
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue one message."""
+        """Queue a message."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK, copy=True)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close; queued messages have up to `linger_ms` to be sent."""
-        # ZMQ's thread would wait forever for a reader of its news.
+        """Close the socket; queued messages are sent for at most `linger_ms`."""
+        # Without this, ZMQ's thread would wait for ever until the socket's events are read.
         if self.connection is not None:
             self._socket.disable_monitor()
         self._socket.close(linger_ms)
@@ -202,11 +211,11 @@ def _ignore(num_rejected: int) -> None:
 
 
 class _BoundSocket(Generic[M]):
-    """A bound end, which accepts messages of one union; all others are dropped and counted.
+    """Receives messages of one union of types at an address; all others are dropped and counted.
 
     Attributes:
-        num_rejected: messages that did not decode.
-        endpoint: the bound address, with the port that the system chose.
+        num_rejected: number of messages that could not be decoded.
+        endpoint: the bound address, with the port if the system chose it.
     """
 
     def __init__(
@@ -219,10 +228,15 @@ class _BoundSocket(Generic[M]):
         dec_hook: Callable[[type, Any], Any] | None = None,
         key: LinkKey | None = None,
     ) -> None:
-        """Bind `address`; only messages of the union `message_type` are accepted.
+        """Bind an address.
 
-        For every other message `on_rejected` is called with their number so far. `dec_hook`
-        decodes what the sender's `enc_hook` wrote. `key` is as for `Outbox`.
+        Args:
+            context: the ZMQ context of the socket.
+            address: the address.
+            message_type: the union of the types that are accepted.
+            on_rejected: called for every other message, with their number so far.
+            dec_hook: decodes values that the sender's `enc_hook` has encoded.
+            key: the nodes' key pair; `None` on one machine, or without encryption.
         """
         self._socket = _socket(context, zmq.PULL, address, key)
         self._socket.bind(address)
@@ -236,12 +250,13 @@ class _BoundSocket(Generic[M]):
     def _decode(self, payload: bytes) -> M | None:
         try:
             return self._decoder.decode(payload)
-        # Any error is caught: msgspec also raises errors of other libraries, for example if text is
-        # not UTF-8.
+        # All errors are caught. msgspec also raises other errors than its own, for example if a
+        # text is not UTF-8.
         except Exception as error:
             self.num_rejected += 1
             self._on_rejected(self.num_rejected)
-            # Log at powers of two: a flood of messages must not become a flood of lines.
+            # Only the first, second, fourth, ... message is logged, so that a flood of messages
+            # does not flood the log.
             if self.num_rejected & (self.num_rejected - 1) == 0:
                 logger.warning(
                     "Dropped a message of %d bytes, number %d: %s",
@@ -253,18 +268,18 @@ class _BoundSocket(Generic[M]):
 
 
 class Inbox(_BoundSocket[M]):
-    """The receiving end in a synchronous process: drained without blocking, or waited on."""
+    """Receives messages in a synchronous process."""
 
     def register(self, poller: zmq.Poller) -> None:
-        """Make `poller` wake when a message waits."""
+        """Make `poller` return when a message has arrived."""
         poller.register(self._socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a message waits or the time is over; returns whether one waits."""
+        """Wait for a message for at most `timeout_s` seconds; return whether one has arrived."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def drain(self) -> Iterator[M]:
-        """Return every message that has arrived, without blocking."""
+        """Yield all messages that have arrived, without blocking."""
         while True:
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
@@ -276,19 +291,19 @@ class Inbox(_BoundSocket[M]):
 
 
 class AsyncInbox(_BoundSocket[M]):
-    """The receiving end in an asyncio process, read by one task.
+    """Receives messages in an asyncio process, in one task.
 
-    The loop watches the socket's own descriptor: a message takes 4 microseconds. With
-    `zmq.asyncio`, which makes futures and queries the socket's state each time, a message takes 12
+    The event loop watches the socket's file descriptor, so a message takes 4 microseconds. With
+    `zmq.asyncio`, which creates futures and queries the socket's state each time, it takes 12
     microseconds.
     """
 
-    # The loop that watches the descriptor, from the first wait on.
+    # The event loop that watches the file descriptor; set by the first wait.
     _loop: asyncio.AbstractEventLoop | None = None
     _arrived: asyncio.Future[None] | None = None
 
     async def receive(self) -> M:
-        """Return the next message; skip and count messages that do not decode."""
+        """Return the next message; drop and count messages that cannot be decoded."""
         while True:
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
@@ -296,15 +311,14 @@ class AsyncInbox(_BoundSocket[M]):
                 await self._until_readable()
                 continue
             if len(payload) > _LARGE_BYTES:
-                # A message that has arrived already is returned without a turn of the loop.
+                # Other tasks run first, because decoding a large message blocks the event loop.
                 await asyncio.sleep(0)
             message = self._decode(payload)
             if message is not None:
                 return message
 
     async def _until_readable(self) -> None:
-        # The descriptor signals events after the last failed read of the socket, which has just
-        # been made.
+        # The descriptor signals only events after the last failed read, which has just happened.
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._socket.FD, self._wake)

@@ -1,6 +1,6 @@
-"""Messages about weights, pausing and memory: the front's calls, and the commands to ranks.
+"""Messages about weights, pauses and memory: calls of the front process, and commands to ranks.
 
-Tensors cross processes as safetensors bytes, as names of shared memory or as CUDA handles.
+Tensors are sent as safetensors bytes, as names of shared memory, or as CUDA handles.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import msgspec
 
 MemoryTag = Literal["kv_cache", "weights", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights", "cuda_graph")
-# A broadcast that has not come by then will not come; a message can set a shorter time.
+# Default time to wait for a broadcast, seconds.
 BROADCAST_TIMEOUT_S = 300.0
-# Both sides are started for this; a trainer that does not answer means a wrong address.
+# Time to wait for a trainer that joins a group, seconds. Both sides are ready then, so a trainer
+# that does not answer means a wrong address.
 JOIN_TIMEOUT_S = 30.0
 CheckAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 
@@ -23,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor to be received.
+    """The name, type and shape of a tensor that is to be received.
 
     Attributes:
         dtype: `float32`, `float16`, `bfloat16` or `float64`.
@@ -35,19 +36,20 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CudaHandle(msgspec.Struct, frozen=True, gc=False):
-    """CUDA memory of another process of this machine, and the tensors in it.
+    """A handle to CUDA memory of another process on this machine, and the tensors in it.
 
-    The result of `torch.UntypedStorage._share_cuda_`, but with the device's UUID, as processes
-    number their devices differently. In JSON the bytes are base64.
+    This is the result of `torch.UntypedStorage._share_cuda_`. The device is named by its UUID,
+    because processes may number devices differently. In JSON, bytes are encoded as base64.
 
     Attributes:
-        device_uuid: the device's UUID, as `nvidia-smi -L` prints it.
-        handle: the CUDA IPC handle of the whole allocation.
-        storage_size_bytes, storage_offset_bytes: size of the storage, and its offset in the
-            allocation.
-        ref_counter_handle, ref_counter_offset: counter that shows the owner that we are done.
-        event_handle, event_sync_required: event to wait for before reading.
-        tensors: each with its offset in bytes from the storage's beginning.
+        device_uuid: UUID of the device, as `nvidia-smi -L` prints it.
+        handle: CUDA IPC handle of the whole allocation.
+        storage_size_bytes: size of the storage.
+        storage_offset_bytes: offset of the storage in the allocation.
+        ref_counter_handle, ref_counter_offset: a counter that tells the owner when the receiver no
+            longer uses the memory.
+        event_handle, event_sync_required: a CUDA event to wait for before reading.
+        tensors: the tensors, each with its offset in bytes from the beginning of the storage.
     """
 
     device_uuid: str
@@ -65,35 +67,35 @@ class CudaHandle(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoadFolder(_Message, frozen=True):
-    """Replace all weights with those of a local folder."""
+    """Replace all weights by those of a local folder."""
 
     folder: str
 
 
 class LoadDummy(_Message, frozen=True):
-    """Replace all weights with seeded random numbers."""
+    """Replace all weights by random numbers with a seed."""
 
     seed: int
 
 
 class LoadTensors(_Message, frozen=True):
-    """Replace some weights: whole tensors, as the bytes of safetensors files.
+    """Replace some weights by whole tensors, sent as the bytes of safetensors files.
 
     Attributes:
-        files: bytes of one file for all ranks, or of one file for each rank.
+        files: the bytes of one file for all ranks, or of one file for each rank.
     """
 
     files: list[bytes]
 
 
 class LoadSharedMemory(_Message, frozen=True):
-    """Replace some weights: a safetensors file in POSIX shared memory, by its name."""
+    """Replace some weights by those of a safetensors file in POSIX shared memory `name`."""
 
     name: str
 
 
 class LoadCuda(_Message, frozen=True):
-    """Replace some weights from a trainer's CUDA memory.
+    """Replace some weights by tensors in a trainer's CUDA memory.
 
     `handles` has one list for all ranks, or one list for each rank.
     """
@@ -102,9 +104,9 @@ class LoadCuda(_Message, frozen=True):
 
 
 class JoinGroup(_Message, frozen=True):
-    """Begin to join a trainer's group; `GroupStatus` reports when it is done.
+    """Start to join a trainer's process group; `GroupStatus` tells when it is joined.
 
-    This rank's number in the group is `rank_offset` plus its own.
+    In the group, this rank has the number `rank_offset` plus its own.
     """
 
     master_address: str
@@ -117,25 +119,27 @@ class JoinGroup(_Message, frozen=True):
 
 
 class GroupStatus(_Message, frozen=True):
-    """Ask whether a group is joined; the answer's message is empty until it is."""
+    """Ask whether a process group is joined; the reply's message is empty until it is."""
 
     group_name: str
 
 
 class LeaveGroup(_Message, frozen=True):
-    """Forget a group."""
+    """Leave a process group."""
 
     group_name: str
 
 
 class ReceiveTensors(_Message, frozen=True):
-    """Begin to receive tensors that rank 0 of a group broadcasts, in order.
+    """Start to receive tensors that rank 0 of a process group broadcasts, in order.
 
-    `ReceiveStatus` reports when all have been received; `LoadReceived` loads them as weights.
+    `ReceiveStatus` tells when all were received. `LoadReceived` then loads them as weights.
 
     Attributes:
-        flattened: whether the tensors come as one tensor of bytes instead.
-        timeout_s: seconds for each broadcast.
+        group_name: the process group.
+        tensors: the tensors to receive.
+        flattened: whether all tensors come as a single tensor of bytes.
+        timeout_s: time to wait for each broadcast, seconds.
     """
 
     group_name: str
@@ -145,25 +149,25 @@ class ReceiveTensors(_Message, frozen=True):
 
 
 class ReceiveStatus(_Message, frozen=True):
-    """Ask whether a group's tensors have been received; the answer is empty until they are."""
+    """Ask whether a group's tensors were received; the reply's message is empty until they were."""
 
     group_name: str
 
 
 class LoadReceived(_Message, frozen=True):
-    """Replace some weights with the tensors received from a group."""
+    """Replace some weights by the tensors that were received from a process group."""
 
     group_name: str
 
 
 class LoadAdapter(_Message, frozen=True):
-    """Read an adapter (LoRA), which the front has checked, into host memory.
+    """Read a LoRA adapter, which the front process has checked, into host memory.
 
     Attributes:
-        adapter_id: a number that no other adapter ever gets.
-        folder: a folder on this machine, as PEFT writes it.
-        is_pinned: whether it keeps its slot on the device once it has one.
-        in_background: whether steps go on meanwhile; `AdapterStatus` then reports when the adapter
+        adapter_id: number of the adapter, which no other adapter ever gets.
+        folder: local folder with the adapter, as PEFT writes it.
+        is_pinned: whether the adapter stays in device memory once it was copied there.
+        in_background: whether steps continue meanwhile. `AdapterStatus` then tells when the adapter
             is loaded.
     """
 
@@ -174,56 +178,56 @@ class LoadAdapter(_Message, frozen=True):
 
 
 class AdapterStatus(_Message, frozen=True):
-    """Ask whether an adapter is loaded; the answer's message is empty until it is."""
+    """Ask whether an adapter is loaded; the reply's message is empty until it is."""
 
     adapter_id: int
     is_pinned: bool = False
 
 
 class UnloadAdapter(_Message, frozen=True):
-    """Forget an adapter; no request uses it."""
+    """Remove an adapter, which no request uses."""
 
     adapter_id: int
 
 
 class KeepUpdate(_Message, frozen=True):
-    """Free the copies for undoing the update, because every rank has loaded it."""
+    """Free the copies of the old weights, because all ranks have loaded the new ones."""
 
 
 class UndoUpdate(_Message, frozen=True):
-    """Undo all loads since the last `KeepUpdate`, because a rank failed."""
+    """Restore the weights from before all loads since the last `KeepUpdate`: a rank has failed."""
 
 
 class ReadWeight(_Message, frozen=True):
-    """Return a weight's first `num_rows` rows as an encoded `WeightPart`."""
+    """Return the first `num_rows` rows of a weight as an encoded `WeightPart`."""
 
     name: str
     num_rows: int
 
 
 class CheckWeights(_Message, frozen=True):
-    """A trainer's tests: snapshot, overwrite, compare, or checksum the weights."""
+    """Test the weights for a trainer: keep a copy, overwrite, compare, or compute a checksum."""
 
     action: CheckAction
 
 
 class ReleaseMemory(_Message, frozen=True):
-    """Release device memory, by tag."""
+    """Release the device memory that the tags name."""
 
     tags: list[MemoryTag]
 
 
 class ResumeMemory(_Message, frozen=True):
-    """Allocate released memory again; weights are restored."""
+    """Allocate released memory again; weights get their values back."""
 
     tags: list[MemoryTag]
 
 
 class RestoreGraphs(_Message, frozen=True):
-    """Capture missing CUDA graphs; every rank must have its memory.
+    """Capture missing CUDA graphs; the memory of all ranks must be allocated.
 
-    Capturing is a separate operation because ranks capture together: no rank may wait for a failed
-    rank.
+    This is an operation of its own, because the ranks capture together: a rank must not wait for
+    one whose other memory could not be allocated.
     """
 
 
@@ -245,17 +249,18 @@ WeightOp = (
 
 
 class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rows of a weight, of one rank or of all.
+    """Rows of a weight, of one rank or of all ranks together.
 
     Attributes:
-        shape: the shape of `data`.
-        shard_dim: dimension that is sharded among ranks; `None` when `data` is the whole weight.
-        start: where this part starts along `shard_dim`.
-        whole_len: length of the whole weight along `shard_dim`, within the requested rows.
+        shape: shape of `data`.
+        shard_dim: dimension in which the weight is divided among ranks; `None` if `data` is the
+            whole weight.
+        start: position of this part in `shard_dim`.
+        whole_len: length of the whole weight in `shard_dim`, within the requested rows.
         data: float32 bytes.
-        num_blocks: number of blocks, see `WeightShard`; if there are several blocks, all rows are
-            returned.
-        spans: see `WeightShard`; if there are any, all rows are returned.
+        num_blocks: number of blocks, see `WeightShard`. If there are several, all rows are
+            included.
+        spans: see `WeightShard`. If there are any, all rows are included.
     """
 
     shape: list[int]
@@ -274,7 +279,7 @@ class RankCall(_Message, frozen=True):
 
 
 class RankReply(_Message, frozen=True):
-    """A rank's answer to a `RankCall`."""
+    """A rank's reply to a `RankCall`."""
 
     rank: int
     success: bool
@@ -286,7 +291,7 @@ class RankReply(_Message, frozen=True):
 
 
 class WeightCall(_Message, frozen=True):
-    """Do `op` on every rank, between two steps; `flush_cache` drops cached prefixes afterwards."""
+    """Run an operation on all ranks between two steps; `flush_cache` also empties the cache."""
 
     call_id: int
     op: WeightOp
@@ -294,11 +299,11 @@ class WeightCall(_Message, frozen=True):
 
 
 class PauseGeneration(_Message, frozen=True):
-    """Compute no more steps until `ContinueGeneration`.
+    """Compute no further steps until `ContinueGeneration`.
 
     Attributes:
-        retract: move running requests back to the queue, so that their pages can be freed;
-            otherwise they keep rows and pages.
+        retract: put running requests back into the queue and free their pages; otherwise they keep
+            their pages.
     """
 
     call_id: int
@@ -306,12 +311,12 @@ class PauseGeneration(_Message, frozen=True):
 
 
 class ContinueGeneration(_Message, frozen=True):
-    """Continue after a pause; does nothing without one."""
+    """End a pause; does nothing without one."""
 
     call_id: int
 
 
 class InvalidateCache(_Message, frozen=True):
-    """Make all prefixes computed so far invisible to later requests; requests may be running."""
+    """Hide all cached prefixes from later requests; requests may be running meanwhile."""
 
     call_id: int

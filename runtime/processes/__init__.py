@@ -1,1 +1,1 @@
-"""Starts, watches and restarts the engine's processes; part of the front."""
+"""Starts, watches and restarts the engine's processes; runs in the front process."""

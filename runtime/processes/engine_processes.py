@@ -1,7 +1,7 @@
-"""The owner of the engine's processes: starts, stops and watches the replicas.
+"""Starts, stops and watches the processes of all replicas, from the front process.
 
-The death of a worker or detokenizer does not end the front. The port stays open, and the server is
-not ready while no replica takes requests.
+A replica is a worker with its detokenizer. If one of these processes dies, the front process
+continues and keeps its port open. While no replica serves requests, the server is not ready.
 """
 
 from __future__ import annotations
@@ -36,22 +36,27 @@ _PERIOD_S = 1.0
 
 
 def still_for(replica: ReplicaStatus) -> tuple[float, str]:
-    """Return seconds since the slower child's last turn (or since all were ready), and its name."""
+    """Return how long a replica's slower process has done nothing, and its name.
+
+    The time is in seconds since the process's last heartbeat, or since the replica was ready. The
+    name is `worker` or `detokenizer`.
+    """
     age, name = replica.shared.oldest_beat()
     now = time.monotonic()
     return min(age, now - (replica.ready_at or now)), name
 
 
 def stuck_for(client: EngineClient, replica: ReplicaStatus) -> tuple[float, str]:
-    """Do what `still_for` does while there is work; return 0 s without work or while loading."""
-    # A worker that froze while idle does not report work, so our own requests count as well.
+    """Return `still_for` of a replica that is ready and has work; else 0 s and an empty name."""
+    # A worker that hangs since it was idle does not report work. So the requests that this
+    # process has sent to it count as work, too.
     in_flight = client.links[replica.rank].num_in_flight
     has_work = replica.is_ready and (replica.shared["has_work"] or in_flight)
     return still_for(replica) if has_work else (0.0, "")
 
 
 async def watch(host: EngineProcesses, timeout_s: float) -> None:
-    """End a worker or detokenizer whose loop stands still for too long although there is work."""
+    """Kill a worker or detokenizer that has work but no heartbeat for `timeout_s` seconds."""
     while True:
         await asyncio.sleep(_PERIOD_S)
         for replica in host.status.replicas:
@@ -65,12 +70,12 @@ logger = logging.getLogger(__name__)
 
 
 class EngineProcesses:
-    """All replicas of one engine, on the caller's event loop.
+    """The processes of all replicas of one engine, watched on the caller's event loop.
 
     Attributes:
-        status: the engine's status, which the replicas keep current.
-        on_change: callbacks, called after every change of `status`.
-        restarts: whether a dead child is started again; see `__init__`.
+        status: the engine's status, which the replicas update.
+        on_change: functions that are called after every change of `status`.
+        restarts: whether a process that dies is started again; see `__init__`.
         random_seed: seed of dummy weights.
     """
 
@@ -84,18 +89,19 @@ class EngineProcesses:
         grammar: GrammarConfig | None = None,
         restarts: bool = True,
     ) -> None:
-        """Prepare one replica for each link of `client`; nothing starts before `start`.
+        """Prepare one replica for each link of `client`; `start` starts the processes.
 
         Args:
-            worker: configuration of a worker process; replicas differ only in their folders.
-            detokenizer: configuration of a detokenizer process; replicas differ only in their
-                folders.
-            client: receives every message and the notice of every death.
+            worker: configuration of a worker process; those of the replicas differ in their folders
+                and GPUs.
+            detokenizer: configuration of a detokenizer process; those of the replicas differ in
+                their folders.
+            client: receives all messages, and is told when a process dies.
             run_folder: private folder, which `stop` removes.
-            grammar: configuration of the grammar compiler's process, `None` for none.
-            restarts: whether a dead child is started again. Otherwise its death ends the engine:
-                `status.phase` becomes `failed`, and `status.last_failure` has the child's last
-                output.
+            grammar: configuration of the grammar compiler's process; `None` for no such process.
+            restarts: whether a process that dies is started again. If not, its death ends the
+                engine: `status.phase` becomes `failed`, and `status.last_failure` has the process's
+                last output.
         """
         self.client = client
         self.random_seed = worker.random_seed
@@ -103,7 +109,7 @@ class EngineProcesses:
         self.run_folder = run_folder
         self.on_change: list[Callable[[EngineStatus], None]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # This socket receives from the grammar compiler, which serves all replicas.
+        # The grammar compiler serves all replicas, so its messages arrive here.
         self._inbox: AsyncInbox[GrammarInbound] | None = None
         self._background = Background(self.ended)
         if grammar is not None:
@@ -129,9 +135,10 @@ class EngineProcesses:
         self.status = EngineStatus(statuses)
 
     async def start(self) -> None:
-        """Start all children; returns at once."""
+        """Start all processes, without waiting until they are ready."""
         self._first_ready = asyncio.get_running_loop().create_future()
-        # The future may never be awaited; its error is also in `status.fatal`.
+        # If the future is never awaited, its error must not be reported as unhandled. The error is
+        # also in `status.fatal`.
         self._first_ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self.client.grammars is not None:
             self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarInbound)
@@ -150,10 +157,10 @@ class EngineProcesses:
         await self._first_ready
 
     async def stop(self) -> None:
-        """End the children, close the sockets, remove the run folder."""
+        """End the processes, close the sockets, and remove the run folder."""
         grammars = self.client.grammars
         stops = [replica.stop() for replica in self._replicas]
-        # After `end_children` all children have ended, and threads can no longer be started.
+        # After `end_children` there are no processes, and no threads can be started to end them.
         if grammars is not None and grammars.pid is not None:
             stops.append(stop_child(grammars))
         await asyncio.gather(*stops)
@@ -169,9 +176,9 @@ class EngineProcesses:
         remove_run_folder(self.run_folder)
 
     def end_children(self) -> None:
-        """End the children and remove the run folder without the event loop.
+        """End the processes and remove the run folder, without the event loop.
 
-        This is for the exit of the interpreter, when threads can no longer be started.
+        This is for the exit of the interpreter, when no threads can be started.
         """
         for replica in self._replicas:
             replica.end_children()
@@ -180,30 +187,29 @@ class EngineProcesses:
         remove_run_folder(self.run_folder)
 
     async def kill_stuck(self, rank: int, name: str, why: str) -> None:
-        """End a replica's hanging `worker` or `detokenizer`, which is then started again.
+        """Kill a `worker` or `detokenizer` that hangs; it is started again.
 
-        The stacks of its threads are logged first, which takes 2 s at most.
+        The stacks of its threads are logged before, which takes at most 2 s.
         """
         await self._replicas[rank].kill_stuck(name, why)
 
     def restart_workers(self, why: str) -> None:
-        """End every worker.
+        """Kill all workers. They are started again with the same weights.
 
-        All are started again, with the same weights and without released memory.
+        Memory that was released is allocated again.
         """
         for replica in self._replicas:
             replica.kill("worker", why)
 
     async def renew_workers(self, folder: Path | None) -> str:
-        """Replace the workers, one replica after the other; their requests go on.
+        """Replace the workers, one replica after the other; their requests continue.
 
         Args:
-            folder: folder of the weights that the new workers load; `None` for the weights that are
-                loaded now.
+            folder: folder of the weights for the new workers; `None` for the current weights.
 
         Returns:
-            Why a new worker could not start; empty if all are ready. After a failure the workers
-            that were replaced before it stay, so the caller must say what they load.
+            Why a new worker could not start; empty if all are ready. After a failure, the workers
+            that were replaced before keep the new weights. The caller must report this.
         """
         for replica in self._replicas:
             if why := await replica.renew(folder):
@@ -211,12 +217,15 @@ class EngineProcesses:
         return ""
 
     def restart_with(self, folder: Path) -> None:
-        """Load the weights of `folder` whenever a worker has to be started again."""
+        """Load the weights of `folder` in every worker that is started from now on."""
         for replica in self._replicas:
             replica.restart_with(folder)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the living children: `scheduler`, `scheduler.1` of replica 1, ..."""
+        """Return the ids of the living processes by name.
+
+        The worker of replica 0 is `scheduler`, that of replica 1 is `scheduler.1`, and so on.
+        """
         pids = {
             f"{name}.{rank}" if rank else name: pid
             for rank, replica in enumerate(self._replicas)
@@ -239,10 +248,10 @@ class EngineProcesses:
     # ---- called by the replicas ----
 
     def changed(self) -> None:
-        """Note that a replica's status has changed."""
+        """Handle a change of a replica's status."""
         workers = [each.worker for each in self.status.replicas if each.worker is not None]
         if workers:
-            # An admitted request must fit in any replica.
+            # A request that is admitted must fit into any replica.
             capacity = min(worker.max_total_num_tokens for worker in workers)
             self.client.limits = dataclasses.replace(
                 self.client.limits, max_total_num_tokens=capacity
@@ -252,25 +261,25 @@ class EngineProcesses:
             if self._first_ready is not None and not self._first_ready.done():
                 self._first_ready.set_result(None)
         for callback in self.on_change:
-            # One callback draws on a terminal, which may be gone. Children must be restarted even
-            # then.
+            # A callback may fail, for example because it draws on a terminal that was closed. The
+            # other callbacks, and restarts, must not depend on it.
             try:
                 callback(self.status)
             except Exception:
                 logger.exception("A change of the status could not be reported")
 
     def worker_died(self) -> None:
-        """Note that a worker died and will be started again.
+        """Handle the death of a worker that is started again.
 
-        The new worker has all its memory. If the others have released theirs, they are restarted,
-        too.
+        The new worker allocates all its memory. If memory was released, all workers are restarted,
+        so that they agree.
         """
         if len(self._replicas) > 1 and self.client.loaded.released:
             self.client.loaded.restarted()
             self.restart_workers("memory was released, and another one has it again")
 
     def ended(self, why: str) -> None:
-        """Note that a replica will not be restarted, so the engine has ended."""
+        """Handle the end of a replica that is not restarted; this ends the engine."""
         self.status.fatal = why
         self.client.ready = False
         self.client.fail_all(why)
@@ -279,7 +288,7 @@ class EngineProcesses:
 
 
 def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
-    """Return one replica's worker configuration, with its folder and only its ranks' GPUs."""
+    """Return the worker configuration of one replica, with its own folder and GPUs."""
     first = rank * worker.num_ranks
     gpu_ids = worker.gpu_ids[first : first + worker.num_ranks]
     return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

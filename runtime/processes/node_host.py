@@ -1,7 +1,7 @@
-"""A node above 0: starts its ranks when rank 0 asks for them, and ends them when rank 0 has gone.
+"""Runs the ranks of a node above 0: starts them on request of rank 0, and ends them with rank 0.
 
-The node serves no HTTP. Rank 0's worker may end and be started again at any time; the node then
-waits for the next one.
+Such a node serves no HTTP. The worker of rank 0 may end and be started again at any time; the node
+then waits for the next worker.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from runtime.ipc.transport import Inbox, Outbox
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-# How often the log says that node 0 does not answer.
+# Time between two log lines while node 0 does not answer, seconds.
 _WAITING_LINE_S = 15.0
-# How often a node that waits looks up node 0: a pod that is started again has another address.
+# Time between two look-ups of node 0's address while the node waits, seconds: a pod that is started
+# again has another address.
 _LOOK_UP_INTERVAL_S = 2.0
 
 
@@ -59,12 +60,11 @@ class NodeHost:
         """Open the sockets.
 
         Args:
-            worker: this node's configuration. Its folders and threads are used; the rest comes from
-                rank 0.
-            link: how the node reaches rank 0.
-            node_rank: the node's number, at least 1.
-            find_link: looks up once more how the node reaches rank 0; raises StartupError if that
-                stays unknown.
+            worker: this node's configuration. Its folders, threads and log options are used; the
+                rest comes from rank 0.
+            link: addresses of this node and of node 0.
+            node_rank: index of this node, at least 1.
+            find_link: looks up the addresses again; raises `StartupError` if they are unknown.
             start_child: starts a process as `Child` does.
         """
         self._own, self._node_rank = worker, node_rank
@@ -84,7 +84,8 @@ class NodeHost:
         self._inbox: Inbox[NodeInbound] = Inbox(
             self._context, tcp_endpoint(link.host), NodeInbound, key=key
         )
-        # Messages for a worker that has gone must not reach the next one.
+        # A message for a worker that has ended must not reach the next one, so no message is kept
+        # while there is no connection.
         self._outbox = Outbox(
             self._context,
             tcp_endpoint(link.leader, link.port),
@@ -105,7 +106,7 @@ class NodeHost:
         self._stopping.set()
 
     def run(self) -> int:
-        """Serve rank 0 until `stop`; return the exit status.
+        """Run ranks for rank 0 until `stop` is called; return the exit status.
 
         Raises:
             StartupError: rank 0 refuses this node; the message is one line.
@@ -128,7 +129,7 @@ class NodeHost:
                     if isinstance(message, NodeRefused):
                         raise StartupError(f"Node 0 refuses this node: {message.why}")
                     self._receive(message)
-                # Ranks also end because rank 0 has gone.
+                # This comes before the check of the ranks, which also end if rank 0 has ended.
                 self._notice_the_leaders_end()
                 self._report_ended()
                 now = time.monotonic()
@@ -155,7 +156,10 @@ class NodeHost:
             self._close()
 
     def _follow_the_name(self) -> None:
-        """Connect to where node 0 is now; an address that would be refused at start is ignored."""
+        """Look up the address of node 0, and connect there if it has changed.
+
+        An address that would be refused at the start is ignored.
+        """
         with contextlib.suppress(StartupError):
             found = self._find_link()
             if found is not None and found != self._link:
@@ -190,14 +194,15 @@ class NodeHost:
             log_format=own.log_format,
         )
         if connection := self._outbox.connection:
-            # Closed connections of before do not count.
+            # Connections that closed before this start do not count.
             while connection.is_closed:
                 pass
         first = self._node_rank * config.num_local_ranks
         ranks = range(first, first + config.num_local_ranks)
         logger.info("Node 0 is there: starting rank(s) %s", ", ".join(map(str, ranks)))
         for rank in ranks:
-            # Generations of node 0 begin again at 0 with its server; this folder stays.
+            # The file may be left from an earlier start: after a restart of its server, node 0
+            # counts generations from 0 again.
             failure_file(config, rank).unlink(missing_ok=True)
             child = self._start_child(
                 "rank",
@@ -213,7 +218,8 @@ class NodeHost:
             if child.pid not in self._ranks or self._config is None:
                 continue  # of an earlier start
             rank, _ = self._ranks.pop(child.pid)
-            # With code 0 too: its own connection closed, of which rank 0 may not know.
+            # This is also reported for exit code 0: the rank's connection closed, which rank 0 may
+            # not have noticed.
             why = why_ended(self._config, rank, code)
             logger.error("%s", why)
             if self._config.node is not None:

@@ -1,8 +1,8 @@
-"""One replica: starts its worker and its detokenizer, notices when they end, and restarts them.
+"""One replica: starts its worker and its detokenizer, notices when they die, and restarts them.
 
-A dead child affects neither the other replicas nor the front. The replica takes no requests until
-its new process is ready. Its requests in flight go on there, or in another replica, as far as
-`--max-resumes` allows.
+If one of these processes dies, the other replicas and the front process continue. This replica
+takes no requests until the new process is ready. Its requests continue there or in another replica,
+at most as often as `--max-resumes` allows.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from runtime.processes.status import EngineStatus, ReplicaStatus
 
 logger = logging.getLogger(__name__)
 
-# Delays by the number of deaths in a row, so that a child that dies at once does not restart in a
-# busy loop.
+# Delay before a restart, by the number of deaths in a row. So a process that dies at once is not
+# restarted in a busy loop.
 RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
-# If a child ends before it has started, its end is handled this much later, after its last message.
+# If a process ends before it was ready, this is handled later by this time, so that its last
+# message is read first.
 LAST_MESSAGE_S = 0.5
-# A process that is stopped, or hangs in a driver, cannot write its stacks.
+# Time to wait for stacks, seconds. A process that is stopped, or hangs in a driver, writes none.
 STACKS_WAIT_S = 2.0
 _STACKS_PERIOD_S = 0.1
 
@@ -56,12 +57,12 @@ _ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, time
 
 
 async def _stacks_of(child: Child) -> str:
-    """Return the stacks of the child's threads that it writes within `STACKS_WAIT_S`."""
+    """Return the stacks of a process's threads, as far as it writes them in `STACKS_WAIT_S`."""
     deadline = time.monotonic() + STACKS_WAIT_S
     child.ask_for_stacks()
     found, before = "", None
     while found != before and time.monotonic() < deadline:
-        # Wait until the text no longer grows.
+        # The text is complete when it no longer grows.
         before = found or None
         await asyncio.sleep(_STACKS_PERIOD_S)
         found = child.stacks()
@@ -70,11 +71,11 @@ async def _stacks_of(child: Child) -> str:
 
 @dataclasses.dataclass
 class _Renewal:
-    """A worker that is being replaced on purpose.
+    """The intended replacement of a worker, while it is in progress.
 
     Attributes:
-        earlier: the configuration to go back to.
-        outcome: why the new worker ended before it was ready; empty if it is ready.
+        earlier: the configuration to restore if the new worker fails.
+        outcome: why the new worker ended before it was ready; empty when it is ready.
     """
 
     earlier: WorkerConfig
@@ -82,7 +83,7 @@ class _Renewal:
 
 
 class Stoppable(Protocol):
-    """A child process, or its owner."""
+    """A child process, or an object that has child processes."""
 
     def stop(self) -> None:
         """End the process or processes, and wait until they have ended."""
@@ -90,9 +91,10 @@ class Stoppable(Protocol):
 
 
 async def stop_child(child: Stoppable) -> None:
-    """End a child without blocking the loop; give up on a child that does not end in time.
+    """End a child process without blocking the event loop.
 
-    A killed process that still exists is stuck in a driver.
+    A process that does not end in time is left behind, with an error in the log: a killed process
+    that still exists hangs in a driver.
     """
     try:
         await _ENDINGS.run(child.stop)
@@ -101,10 +103,10 @@ async def stop_child(child: Stoppable) -> None:
 
 
 class Owner(Protocol):
-    """The interface of a replica's owner, the engine.
+    """The engine, as far as a replica needs it.
 
     Attributes:
-        restarts: whether a dead child is started again; otherwise its death ends the engine.
+        restarts: whether a process that dies is started again; if not, its death ends the engine.
         status: status of the whole engine.
     """
 
@@ -112,23 +114,23 @@ class Owner(Protocol):
     status: EngineStatus
 
     def changed(self) -> None:
-        """Note that the replica's status has changed."""
+        """Handle a change of the replica's status."""
         ...
 
     def worker_died(self) -> None:
-        """Note that the replica's worker died and will be started again."""
+        """Handle the death of the replica's worker, which is started again."""
         ...
 
     def ended(self, why: str) -> None:
-        """Note that the replica will not be restarted, so the engine has ended."""
+        """Handle the end of the replica, which is not restarted; this ends the engine."""
         ...
 
 
 class Replica:
-    """Children, sockets and shared memory of one replica, on the caller's event loop.
+    """The processes, sockets and shared memory of one replica, on the caller's event loop.
 
     Attributes:
-        status: the replica's status, kept current here.
+        status: the replica's status, which this object updates.
     """
 
     def __init__(
@@ -142,17 +144,17 @@ class Replica:
         start_child: Callable[..., Child] = Child,
         restart_delays_s: Sequence[float] = RESTART_DELAYS_S,
     ) -> None:
-        """Prepare; nothing starts before `start`.
+        """Store the parts; `start` starts the processes.
 
         Args:
-            status: status to keep current; its `rank` is this replica's.
-            worker: configuration of the scheduler's process, in this replica's run folder.
-            detokenizer: configuration of the detokenizer's process, in the same folder.
-            client: receives every message and the notice of every death.
+            status: the status to update; its `rank` is the index of this replica.
+            worker: configuration of the worker process, with this replica's run folder.
+            detokenizer: configuration of the detokenizer process, with the same folder.
+            client: receives all messages, and is told when a process dies.
             context: the ZMQ context of the sockets.
-            owner: notified of every change.
+            owner: the engine, which is told of every change.
             start_child: starts a process as `Child` does.
-            restart_delays_s: seconds to wait after each of several failures in a row.
+            restart_delays_s: seconds to wait before a restart, by the number of failures in a row.
         """
         self._new_child = start_child
         self._restart_delays_s = restart_delays_s
@@ -178,7 +180,7 @@ class Replica:
         self._renewal: _Renewal | None = None
 
     def start(self) -> None:
-        """Open the sockets and start both children; returns at once."""
+        """Open the sockets and start both processes, without waiting until they are ready."""
         self._loop = asyncio.get_running_loop()
         self._inbox = AsyncInbox(
             self._context, front_address(self._run_folder), FrontInbound, self._count_rejected
@@ -188,7 +190,7 @@ class Replica:
         self._start_detokenizer()
 
     async def stop(self) -> None:
-        """End the children and close the sockets."""
+        """End the processes and close the sockets."""
         self._stopping = True
         self._renewed("The server is stopping.")
         await asyncio.gather(*map(stop_child, self._living()))
@@ -200,14 +202,14 @@ class Replica:
             self._scheduler.close()
 
     def end_children(self) -> None:
-        """End the children without the event loop."""
+        """End the processes without the event loop."""
         self._stopping = True
         for child in (self._worker, self._detokenizer):
             if child is not None:
                 child.stop()
 
     def kill(self, name: str, why: str) -> None:
-        """End a `worker` or `detokenizer`; it is restarted like a process that died."""
+        """Kill the `worker` or `detokenizer`; it is restarted as after any death."""
         logger.error("Ending the %s%s: %s", name, self._whose, why)
         if not self._owner.restarts:
             self._set(last_failure=f"The {name}{self._whose} was ended: {why}.")
@@ -216,32 +218,31 @@ class Replica:
             child.kill()
 
     async def kill_stuck(self, name: str, why: str) -> None:
-        """Log the stacks of the process's threads, then do what `kill` does."""
+        """Log the stacks of a process's threads, then kill it; see `kill`."""
         child = self._worker if name == "worker" else self._detokenizer
         if child is None or not child.is_alive:
             return
         stacks = await _stacks_of(child) or f"It wrote no stacks within {STACKS_WAIT_S:g} s."
         logger.error("The %s%s is stuck: %s. Its threads:\n%s", name, self._whose, why, stacks)
-        # The process may have ended meanwhile, and its replacement must not be killed.
+        # If the process has ended meanwhile, its replacement must not be killed.
         if child.is_alive:
             self.kill(name, why)
 
     def restart_with(self, folder: Path) -> None:
-        """Load the weights of `folder` whenever the worker has to be started again."""
+        """Load the weights of `folder` in every worker that is started from now on."""
         self._worker_config = dataclasses.replace(
             self._worker_config, weights_folder=str(folder), load_format="auto"
         )
 
     async def renew(self, folder: Path | None) -> str:
-        """Replace the worker; its requests go on in the new one.
+        """Replace the worker; its requests continue in the new one.
 
         Args:
-            folder: folder of the weights that the new worker loads; `None` for the weights of the
-                present worker.
+            folder: folder of the weights for the new worker; `None` for the current weights.
 
         Returns:
             Why the new worker could not start; empty if it is ready. After a failure, a worker with
-            the earlier weights starts.
+            the earlier weights is started.
         """
         async with self._restarting:
             old = self._worker
@@ -249,7 +250,7 @@ class Replica:
                 return f"The worker{self._whose} is not ready."
             outcome = asyncio.get_running_loop().create_future()
             self._renewal = _Renewal(self._worker_config, outcome)
-            # Its end is not a failure.
+            # With this, the end of the old worker is not treated as a death.
             self._worker = None
             self._link.ready = False
             why = f"The worker{self._whose} is being replaced."
@@ -263,7 +264,7 @@ class Replica:
         return await outcome
 
     def _renewed(self, why_not: str = "") -> None:
-        """Note that the new worker is ready, or why it is not."""
+        """End a replacement of the worker: it is ready, or `why_not` says why it is not."""
         renewal, self._renewal = self._renewal, None
         if renewal is None:
             return
@@ -273,14 +274,14 @@ class Replica:
         renewal.outcome.set_result(why_not)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the living children."""
+        """Return the ids of the living processes by name."""
         return {child.entry: child.pid for child in self._living()}
 
     # ---- children ----
 
     @property
     def _whose(self) -> str:
-        """Return text that names the replica if there are several."""
+        """Text that names the replica in messages; empty if there is only one."""
         return f" of replica {self.status.rank}" if len(self._client.links) > 1 else ""
 
     def _living(self) -> list[Child]:
@@ -297,7 +298,7 @@ class Replica:
         self._started_at["scheduler"] = time.monotonic()
         environment = compute_environment(self._worker_config.num_threads)
         if self._worker_config.gpu_ids:
-            # The worker sees only its own GPU, as number 0.
+            # The worker sees only its own GPUs, numbered from 0.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._worker_config.gpu_ids)
         self._worker = self._start_child("scheduler", self._worker_config, environment)
 
@@ -307,7 +308,8 @@ class Replica:
         self._detokenizer = self._start_child("detokenizer", self._detokenizer_config, environment)
 
     def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
-        # If a death is final, the owner must report the reason, because it may show no log.
+        # Without restarts the engine reports the child's last output, because there may be no
+        # visible log.
         relays = not self._owner.restarts
         return self._new_child(
             entry, config, self._exited_on_thread, environment, relays_stderr=relays
@@ -316,8 +318,8 @@ class Replica:
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
         later = self._loop.call_later
-        # A busy event loop may learn of the end before it reads the message that says why the child
-        # cannot start.
+        # A busy event loop may be told of the end before it reads the message which says why the
+        # process cannot start.
         delay_s = 0.0 if self._owner.status.has_started else LAST_MESSAGE_S
         with contextlib.suppress(RuntimeError):  # raised when the loop is closed
             self._loop.call_soon_threadsafe(later, delay_s, self._exited, child, code)
@@ -337,7 +339,7 @@ class Replica:
             self.status.rank,
             f"{why} It is being restarted.",
             keeps_weights=child is self._detokenizer or loaded.version == loaded.restart_version,
-            # While no worker is ready, a detokenizer has nothing that could end it.
+            # While no worker is ready, the requests cannot have caused a detokenizer's death.
             counts=child is self._worker or self.status.worker is not None,
         )
         self._set(last_failure=why, num_restarts=self.status.num_restarts + 1)
@@ -350,7 +352,7 @@ class Replica:
         self._background.run(self._restart(child), f"The restart of the {child.entry}{self._whose}")
 
     def _lost(self, why: str) -> None:
-        """End the replica, because one of the front's tasks for it cannot continue."""
+        """End the replica, because a background task of the front process for it has failed."""
         self._link.ready = False
         self._set(phase="failed", last_failure=why, worker=None)
         self._owner.ended(why)
@@ -370,21 +372,21 @@ class Replica:
         lived_s = time.monotonic() - self._started_at[name]
         self._failures[name] = 0 if lived_s > STABLE_AFTER_S else self._failures[name] + 1
         await self._wait_after_failures(name)
-        # Restarts run one after the other: both children may have died, and the new ones may die at
-        # once.
+        # Restarts run one after the other, because both processes may have died, and the new ones
+        # may die at once.
         async with self._restarting:
             if self._stopping:
                 return
             if child is self._worker:
                 await self._start_another_worker()
             elif child is self._detokenizer:
-                # The living worker still runs the requests under their earlier ids.
+                # The living worker still has the requests under their earlier ids.
                 self._client.stop_orphans(self.status.rank)
                 await self._replace_detokenizer()
-            # Else the worker's restart has already replaced this detokenizer.
+            # Otherwise the restart of the worker has replaced this detokenizer already.
 
     async def _start_another_worker(self) -> None:
-        # Every restart uses new addresses, so messages for the dead process cannot arrive.
+        # Every restart uses new addresses, so that messages for the dead process cannot arrive.
         self._client.loaded.restarted()
         generation = self._worker_config.generation + 1
         self._worker_config = dataclasses.replace(self._worker_config, generation=generation)
@@ -392,7 +394,7 @@ class Replica:
         await self._replace_detokenizer()
 
     async def _replace_detokenizer(self) -> None:
-        # Each child has the other's address, so both change generation together.
+        # Each of the two processes has the other's address, so both addresses change together.
         old = self._detokenizer
         self._detokenizer = None
         self._set(detokenizer_ready=False)
@@ -406,7 +408,7 @@ class Replica:
         await self._start_in_time(self._start_detokenizer, "detokenizer")
 
     async def _start_in_time(self, start: Callable[[], None], name: str) -> None:
-        """Start a child now, or as soon as the system has a free process and memory for it."""
+        """Start a process; if the system lacks memory or processes for it, try again later."""
         while not self._stopping:
             try:
                 start()
@@ -443,7 +445,7 @@ class Replica:
                 self._client.calls.on_reply(self.status.rank, message)
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
-            # A dead worker's message may be read late.
+            # A message of a dead worker may be read late.
             case WorkerReady() if _is_from(self._worker, message.pid):
                 self._link.prefixes.max_tokens = min(message.max_total_num_tokens, MAX_TOKENS)
                 self._link.num_rows = message.max_running_requests

@@ -1,4 +1,4 @@
-"""Measures the memory of processes."""
+"""Measures the memory that processes use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the resident memory of processes together; shared memory counts for each.
+    """Return the resident memory of processes together, in bytes; shared memory counts for each.
 
-    A process that has ended counts as 0 bytes, and so does any process on a system without `/proc`.
+    A process that has ended counts as 0. Without `/proc` the result is 0.
     """
     total = 0
     for pid in pids:

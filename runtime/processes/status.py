@@ -1,4 +1,4 @@
-"""The status of each replica, and the engine's status that follows from them."""
+"""The status of each replica, and the status of the whole engine that follows from them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ class ReplicaStatus:
     """The status of one replica.
 
     Attributes:
-        rank: the replica's number, from 0.
-        shared: gauges and heartbeats that its processes write.
-        fraction: progress within `phase`, 0 to 1.
-        worker: the worker's message about itself, once it is ready; `None` before.
-        num_restarts: children restarted since the start.
-        last_failure: why the last child died or the first start failed.
-        ready_at: `time.monotonic()` when it last became ready.
-        num_rejected: messages to the front that did not decode.
+        rank: index of the replica.
+        shared: gauges and heartbeats that the replica's processes write.
+        phase: the current phase of the start, or `ready`, or `failed`.
+        fraction: progress within `phase`, from 0 to 1.
+        detail: what is done within `phase`.
+        worker: the worker's message that it is ready; `None` before.
+        detokenizer_ready: whether the detokenizer is ready.
+        num_restarts: number of processes that were restarted.
+        last_failure: why the latest process died, or why the first start failed.
+        ready_at: when the replica became ready the last time, `time.monotonic()`.
+        num_rejected: number of messages to the front process that could not be decoded.
     """
 
     rank: int = 0
@@ -48,16 +51,16 @@ class ReplicaStatus:
 
 
 class EngineStatus:
-    """The status of one engine, combined from the status of its replicas.
+    """The status of the engine, combined from the status of its replicas.
 
     Attributes:
-        replicas: the statuses of the replicas, in the order of their ranks.
+        replicas: status of each replica, in the order of their ranks.
         has_started: whether every replica has been ready once.
-        fatal: why the engine has ended for good; `None` while it runs.
+        fatal: why the engine has ended; `None` while it runs.
     """
 
     def __init__(self, replicas: Sequence[ReplicaStatus]) -> None:
-        """Watch `replicas`, whose owner keeps them current."""
+        """Combine the status objects of the replicas, which the replicas update."""
         self.replicas = tuple(replicas)
         self.has_started = False
         self.fatal: str | None = None
@@ -69,27 +72,27 @@ class EngineStatus:
 
     @property
     def phase(self) -> Phase:
-        """The phase: while the engine starts, the slowest replica's; later, the best replica's."""
+        """The phase of the slowest replica until all have started, then that of the best one."""
         return "failed" if self.fatal is not None else self._shown.phase
 
     @property
     def fraction(self) -> float:
-        """Progress within `phase`, 0 to 1."""
+        """Progress within `phase`, from 0 to 1."""
         return self._shown.fraction
 
     @property
     def detail(self) -> str:
-        """The current activity within `phase`."""
+        """What is done within `phase`."""
         return self._shown.detail
 
     @property
     def worker(self) -> WorkerReady | None:
-        """The first worker's message about itself."""
+        """The ready message of the first replica whose worker is ready; `None` if none is."""
         return next((each.worker for each in self.replicas if each.worker is not None), None)
 
     @property
     def num_restarts(self) -> int:
-        """Children restarted since the start."""
+        """Number of processes that were restarted."""
         return sum(each.num_restarts for each in self.replicas)
 
     @property
