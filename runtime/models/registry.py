@@ -108,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _decoder("llama"),
     "MiniMaxM2ForCausalLM": _decoder("minimax_m2"),
     "Ministral3ForCausalLM": _decoder("ministral3"),
+    "Mistral3ForConditionalGeneration": _decoder("mistral3"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),
     "Phi3ForCausalLM": _decoder("phi3"),

@@ -37,9 +37,10 @@ def one_thread():
 
 @cache
 def theirs(name: str) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    return AutoModelForCausalLM.from_pretrained(tiny_family(name), dtype=torch.float32).eval()
+    model_class = getattr(transformers, TINY_FAMILIES[name].architecture)
+    return model_class.from_pretrained(tiny_family(name), dtype=torch.float32).eval()
 
 
 def their_logits(name: str, tokens: list[int]) -> Tensor:

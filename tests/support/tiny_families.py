@@ -40,6 +40,27 @@ _LATENTS = {
     "rope_parameters": _DEEP_YARN,
 }
 
+_MINISTRAL3 = {
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5,
+    },
+}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 # Two kinds of layers, whose heads differ in number and size; a quarter of a global head rotates.
 _GEMMA4 = {
     "num_hidden_layers": 6,
@@ -183,19 +204,31 @@ TINY_FAMILIES: dict[str, TinyModel] = {
         },
     ),
     # Queries that grow from the sixteenth position on, beside a stretched rotation.
-    "ministral3": TinyModel(
-        "Ministral3ForCausalLM",
+    "ministral3": TinyModel("Ministral3ForCausalLM", _MINISTRAL3),
+    # The same text model beside a tower, and Mistral's, with a head of its own.
+    "mistral3": TinyModel(
+        "Mistral3ForConditionalGeneration",
         {
-            "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.5,
+            "text_config": {
+                **_MINISTRAL3,
+                "model_type": "ministral3",
+                "pad_token_id": ENDOFTEXT_ID,
             },
+            "vision_config": _PIXTRAL,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral3_small": TinyModel(
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": {
+                "model_type": "mistral",
+                "head_dim": 32,
+                "sliding_window": None,
+                "pad_token_id": ENDOFTEXT_ID,
+            },
+            "vision_config": _PIXTRAL,
+            "tie_word_embeddings": False,
         },
     ),
     # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.

@@ -19,16 +19,13 @@ from runtime.models.vision.siglip_config import (
     siglip_fields,
     siglip_weights,
 )
+from runtime.models.vision.text_part import text_part
 
 # Tokens of the vocabulary that surround an image's tokens or stand for them.
 MARKER, IMAGE_TOKEN, END_OF_IMAGE = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 BILINEAR = 2
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 _MAX_TOKENS = 2**16
-# Keys beside `text_config` that apply to the text model.
-_SHARED = ("eos_token_id", "bos_token_id", "quantization_config")
-# These keys may be in either place; a value beside `text_config` wins.
-_EITHER = ("dtype", "torch_dtype", "tie_word_embeddings")
 # From prefixes of names in checkpoints that `transformers` 4 and 5 write to those of the weight
 # map.
 _PREFIXES = {
@@ -78,23 +75,10 @@ def read(config: Keys, generation: Keys) -> Gemma3VisionSpec:
     Raises:
         StartupError: a number is missing or out of range, or a setting is not supported.
     """
-    decoder = read_text(_text_keys(config), generation)
+    decoder = read_text(text_part(config), generation)
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
     known |= {"raw": config.values, "vision": _read_vision(config, decoder.vocab_size)}
     return Gemma3VisionSpec(**known)
-
-
-def _text_keys(config: Keys) -> Keys:
-    values = config.mapping("text_config")
-    if not values:
-        raise config.error("text_config", "an object")
-    values = dict(values)
-    for key in (*_SHARED, *_EITHER):
-        if config.values.get(key) is not None:
-            values[key] = config.values[key]
-    for key in ("architectures", "model_type"):
-        values[key] = config.values.get(key)
-    return Keys(f"{config.source}: text_config", values)
 
 
 def _read_vision(config: Keys, vocab_size: int) -> SiglipVision:

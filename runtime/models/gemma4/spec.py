@@ -27,6 +27,7 @@ from runtime.models.decoder.spec import (
 )
 from runtime.models.gemma3.spec import NORMS
 from runtime.models.gemma4.gemma4_weights import Gemma4Experts, gemma4_weights
+from runtime.models.vision.text_part import text_part
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256, window="always")
 # Defaults of `transformers` for absent keys.
@@ -59,9 +60,6 @@ _MAX_CAP, _MAX_FACTOR = 1e6, 2.0**20
 _OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.")
 # Parts of a model that takes images and sound, beside the text model.
 _TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
-# Keys beside `text_config` that apply to the text model.
-_BESIDE = ("architectures", "model_type", "eos_token_id", "bos_token_id", "quantization_config")
-_BESIDE_OR_INSIDE = ("dtype", "torch_dtype", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,13 +208,7 @@ def read_text_part(config: Keys, generation: Keys) -> Gemma4Spec:
     Raises:
         StartupError: see `read`.
     """
-    values = dict(config.mapping("text_config"))
-    if not values:
-        raise config.error("text_config", "an object")
-    for key in (*_BESIDE, *_BESIDE_OR_INSIDE):
-        if config.values.get(key) is not None:
-            values[key] = config.values[key]
-    spec = read(Keys(f"{config.source}: text_config", values), generation)
+    spec = read(text_part(config), generation)
     return replace(spec, raw=config.values)
 
 

@@ -217,6 +217,8 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("MiniMaxM2ForCausalLM", "shared_intermediate_size", 64),
         ("Ministral3ForCausalLM", "hidden_act", "gelu"),
         ("Ministral3ForCausalLM", "rope_parameters", {"llama_4_scaling_beta": 0.1}),
+        ("Mistral3ForConditionalGeneration", "text_config", None),
+        ("Mistral3ForConditionalGeneration", "text_config", {"model_type": "mistral4"}),
         ("Olmo2ForCausalLM", "hidden_act", "gelu"),
         ("Olmo3ForCausalLM", "hidden_act", "gelu"),
         ("Olmo3ForCausalLM", "sliding_window", None),

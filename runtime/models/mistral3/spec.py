@@ -1,0 +1,58 @@
+"""Mistral's models that take images, for text alone. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.models.ministral3.spec import read as read_ministral3
+from runtime.models.mistral.spec import read as read_mistral
+from runtime.models.vision.text_part import text_part
+
+_READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
+# From names in files that `transformers` 4 and 5 write to names in the weight map.
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+_NOT_LOADED = tuple(
+    f"{prefix}{part}."
+    for part in ("vision_tower", "multi_modal_projector")
+    for prefix in ("", "model.")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistral3Spec(DecoderSpec):
+    """Settings of the decoder; the tower beside it is not loaded."""
+
+    def canonical(self, name: str) -> str:
+        """See `ModelSpec`."""
+        for prefix, ours in _PREFIXES.items():
+            if name.startswith(prefix):
+                return ours + name.removeprefix(prefix)
+        return super().canonical(name)
+
+    def is_ignored(self, name: str) -> bool:
+        """See `ModelSpec`."""
+        return name.startswith(_NOT_LOADED) or super().is_ignored(name)
+
+
+def read(config: Keys, generation: Keys) -> Mistral3Spec:
+    """Read the text model's keys; images are refused when they are sent.
+
+    Raises:
+        StartupError: one line says which number is missing or absurd, or what is unsupported.
+    """
+    kind = config.mapping("text_config").get("model_type", "mistral")
+    text = text_part(config)
+    if kind not in _READERS:
+        inner = Keys(text.source, config.mapping("text_config"))
+        raise inner.error("model_type", " or ".join(map(repr, _READERS)))
+    # As in `transformers`; a head of the files' own is found by `with_head_of_files`.
+    text.values.setdefault("tie_word_embeddings", True)
+    decoder = _READERS[kind](text, generation)
+    known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
+    return Mistral3Spec(**{**known, "raw": config.values})
