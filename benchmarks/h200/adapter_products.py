@@ -1,13 +1,15 @@
-"""What adapters (LoRA) add to a layer's products with few tokens.
+"""Times how much adapters (LoRA) add to a layer's matrix products when the batch has few tokens.
 
     python -m benchmarks.h200.adapter_products [--shape 8b] [--tokens 1 64] [--adapters 1 8 64]
         [--rank 16] [--tune] [--workers 8] [--json FILE]
 
-Each product is timed in CUDA graphs without adapters and with them, gate/up with its activation.
-Base weights are changed in every call, and so are adapters: more than the second-level cache holds.
-The bound is the time in which the weights, the adapters in use, the tokens and the result pass
-through memory, at the rate of a copy that is measured first. Every variant is compared with
-products in float32. `--tune` times other cuts; `--workers` processes compile them first.
+Each product is timed in CUDA graphs, once without adapters and once with them. The gate/up product
+includes its activation. Each call uses other base weights and other adapters than the call before,
+and together they are larger than the L2 cache. The printed bound is the time that memory needs for
+the weights, the adapters in use, the tokens and the result, at the rate of a copy, which is
+measured first. The result of every variant is compared with products in float32. `--tune` also
+times other launch parameters ("cuts"). `--workers` sets the number of processes that compile these
+variants first.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from kernels.lora.triton import Cut, TritonBank, cut_of
 
 MOST_ERROR = 0.01
 ORDERS = ("first", "last", "beside", "within")
-# Columns, programs that share all of them, warps.
+# Each entry: columns per step, programs that share all columns, and warps.
 SHRINKS = [(128, 32, 2), (128, 16, 4), (256, 16, 4), (256, 8, 2), (512, 8, 4), (256, 28, 4)]
-# Columns and warps.
+# Each entry: columns per program, and warps.
 EXPANDS = [(32, 1), (64, 1), (64, 4), (128, 2), (128, 4), (256, 4)]
 SHARES = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 6)
@@ -56,7 +58,7 @@ def parts_of(shape: str, product: str, rows: int) -> list[LoraPart]:
 
 
 class Product:
-    """One product: as many weights and adapters as the second-level cache does not hold."""
+    """One matrix product, with more weights and adapters than the L2 cache holds."""
 
     def __init__(self, shape: str, name: str, num_slots: int, rank: int, copies: int) -> None:
         self.name, self.rank, self.num_slots = name, rank, num_slots
@@ -72,19 +74,19 @@ class Product:
             self.banks.append(TritonBank(memory, ranks, self.columns, parts))
 
     def moved(self, num_tokens: int, adapters: int) -> int:
-        """Return the bytes that pass through memory at least."""
+        """Return the least number of bytes that the product must move through memory."""
         base = self.bases[0]
         out = base.out_features // (2 if self.name == "gate_up" else 1)
         adapted = adapters * self.rank * self.width
         return base.size_bytes + 2 * (adapted + num_tokens * (self.columns + out))
 
     def slots(self, num_tokens: int, adapters: int, first: int) -> Tensor:
-        """Return the slots of tokens that use some adapters in turn."""
+        """Return an adapter slot for each token; the tokens use `adapters` slots in turn."""
         slot = torch.arange(num_tokens, dtype=torch.int32, device=DEVICE) % adapters
         return ((slot + first) % self.num_slots).to(torch.int32)
 
     def base_us(self, x: Tensor) -> float:
-        """Return the microseconds without adapters."""
+        """Return the microseconds of the product without adapters."""
         gates = self.name == "gate_up"
         return graph_us(
             [
@@ -94,7 +96,7 @@ class Product:
         )
 
     def run(self, index: int, x: Tensor, tokens: TokenSlots, cut: Cut) -> Tensor:
-        """Compute a product with adapters."""
+        """Compute the product with adapters."""
         base, bank = self.bases[index % len(self.bases)], self.banks[index % len(self.banks)]
         bank.cut = cut
         if self.name == "gate_up":
@@ -102,7 +104,7 @@ class Product:
         return bank.product(base, x, tokens)
 
     def us(self, x: Tensor, adapters: int, cut: Cut) -> float:
-        """Return the microseconds with adapters, less the list of tokens, made once a step."""
+        """Return the microseconds with adapters; building the token list is not timed."""
         count = max(len(self.bases), min(64, self.num_slots) // adapters)
         steps = [
             TokenSlots(self.slots(len(x), adapters, adapters * index), self.num_slots)
@@ -115,7 +117,7 @@ class Product:
         return graph_us(calls)
 
     def wanted(self, x: Tensor, adapters: int) -> Tensor:
-        """Return the first product of tokens from slot 1 on, in float32."""
+        """Return the expected first product, in float32, for tokens whose slots start at 1."""
         bank, wide = self.banks[0], self.bases[0](x).float()
         for token, slot in enumerate(self.slots(len(x), adapters, 1).tolist()):
             for index, part in enumerate(bank.parts):
@@ -125,7 +127,7 @@ class Product:
 
 
 def cuts(columns: int, num_tokens: int) -> Iterator[tuple[str, Cut]]:
-    """Yield the cut that is used and others, each named by what is different."""
+    """Yield the launch parameters in use and alternatives, each named by its difference."""
     used = cut_of(columns, num_tokens)
     for order in ORDERS:
         yield order, replace(used, order=order)
@@ -150,7 +152,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
 
 
 def compile_part(options: argparse.Namespace) -> None:
-    """Compile every n-th variant."""
+    """Compile the share of the variants that this process was given."""
     part, parts = options.compile
     index = 0
     for name in products_of(options.shape):
@@ -177,7 +179,7 @@ def compile_ahead(options: argparse.Namespace) -> None:
 def time_case(
     product: Product, num_tokens: int, adapters: int, rate: float, wrong: list[str], *, tune: bool
 ) -> dict[str, Any]:
-    """Time one product's variants, print them, and add what is wrong to `wrong`."""
+    """Time the variants of one product, print the times, and append errors to `wrong`."""
     x, columns = random(num_tokens, product.columns), product.columns
     variants = [("used", cut_of(columns, num_tokens))]
     variants += cuts(columns, num_tokens) if tune else []

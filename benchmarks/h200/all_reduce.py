@@ -1,10 +1,11 @@
-"""Times the sums of a decode step over 2 and 4 GPUs: one shot through shared memory, and NCCL.
+"""Times the all-reduces of a decode step over several GPUs: one-shot kernel and NCCL.
 
     python -m benchmarks.h200.all_reduce [--ranks 2 4] [--check] [--json FILE]
 
-First, thousands of sums are checked: sizes alternate, some ranks come late, and every sum must be
-exact to the bit on every rank. Then a sum is timed in a CUDA graph of 64 sums, as many as a step of
-the 8B shape has. `--check` omits the timing.
+The one-shot kernel sums through memory that the GPUs share. First, thousands of sums are checked:
+their sizes alternate, some ranks come late, and each sum must be exact to the bit on every rank.
+Then sums are timed in a CUDA graph of 64 sums, which is the number in a step of the 8B shape.
+`--check` omits the timing.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ NUM_TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MAX_BYTES = max(NUM_TOKENS) * max(WIDTHS) * 2
 CHECKED = ((1, 896), (1, 4096), (64, 4096), (256, 4096), (1024, 4096))
 REPLAYS = 300
-# Number of cycles by which a rank comes late: microseconds, as in a step, and a millisecond, as
-# after a late launch by the host.
+# The numbers of clock cycles by which a rank comes late. The small ones are microseconds, as in an
+# ordinary step; the largest is about a millisecond, as after a late launch by the host.
 LATE = (3000, 6000, 2_000_000)
 # Input width of the products whose parts are summed.
 IN_FEATURES = 512
 
 
 def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce) -> dict[str, int]:
-    """Return by shape how many elements of any sum are wrong.
+    """Return, for each shape, the number of wrong elements over all sums.
 
-    Parts of all shapes use the same memory in turn, and the same products write them as in the
-    engine.
+    All shapes use the same shared memory in turn. The same matrix products as in the engine write
+    the parts that are summed.
     """
     device = torch.device("cuda", group.rank)
     generator = torch.Generator(device).manual_seed(group.rank)
@@ -120,7 +121,7 @@ def measure(group: TensorGroup, one_shot: OneShotAllReduce) -> list[dict[str, An
 
 
 def rank_main(rank: int, size: int, store: Path, *, only_check: bool) -> None:
-    """Work as one of `size` ranks, and print the results as a line of JSON."""
+    """Run as one of `size` ranks, and print the results as a line of JSON."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     group = TensorGroup(rank, size, device, store)
@@ -134,7 +135,7 @@ def rank_main(rank: int, size: int, store: Path, *, only_check: bool) -> None:
 
 
 def run(size: int, *, only_check: bool) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Return how many elements were wrong on any rank, and rank 0's times."""
+    """Start all ranks; return the wrong elements on all ranks, and the times of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.h200.all_reduce"]
         command += ["--check"] if only_check else []

@@ -1,4 +1,7 @@
-"""Paged attention on an H200: numerics, decode, extend and prefill beside torch's own."""
+"""Checks and times paged attention on an H200, and compares it with torch's attention.
+
+The checks compare results with the reference. The timing covers decode, extend and prefill steps.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ from kernels.paged_attention import triton as ours
 PAGE = 16
 DEVICE = torch.device("cuda")
 SHAPES = {"8B": (32, 8, 128), "0.5B": (14, 2, 64)}
-# FlashInfer 0.6.14 on the same kind of GPU, microseconds.
+# Microseconds of FlashInfer 0.6.14 on the same kind of GPU.
 PEERS = {
     ("8B", "decode 64x1024"): 84,
     ("8B", "decode 256x768"): 213,
@@ -39,7 +42,10 @@ class Step:
 
 
 def make_step(shape, seqs, num_layers, dtype=torch.bfloat16, page_size=PAGE) -> Step:
-    """Random layers for `seqs` = [(kv_len, num_queries), ...], decodes first."""
+    """Return a step with random tensors.
+
+    `seqs` lists (KV length, number of queries) for each sequence, and decodes come first.
+    """
     heads, kv_heads, dim = shape
     pages_each = [-(-kv_len // page_size) for kv_len, _ in seqs]
     num_pages = sum(pages_each) + 1
@@ -67,7 +73,7 @@ def make_step(shape, seqs, num_layers, dtype=torch.bfloat16, page_size=PAGE) -> 
 
 
 def planned(shape, step: Step):
-    """Return the step's plan."""
+    """Return the attention plan for the step."""
     tokens = len(step.layers[0][0])
     workspace = ours.AttentionWorkspace(len(step.lens), tokens, *shape, DEVICE)
     chunks = step.lens[step.num_decodes :]
@@ -78,7 +84,7 @@ def planned(shape, step: Step):
 
 
 def runs(shape, step: Step, plan, tiles=(None, None)):
-    """Return one call a layer."""
+    """Return one attention call per layer, to be timed."""
     scale = shape[2] ** -0.5
     return [
         lambda q=q, k=k, v=v, out=out: ours.run_attention(
@@ -89,7 +95,7 @@ def runs(shape, step: Step, plan, tiles=(None, None)):
 
 
 def check() -> list[str]:
-    """Compare with the reference in float32; return the errors."""
+    """Compare the outputs with the float32 reference; return a line for each error."""
     wrong = []
     mixes = {
         "decode": [(1024, 1)] * 5 + [(1, 1), (17, 1), (4000, 1)],
@@ -122,7 +128,7 @@ def check() -> list[str]:
 
 
 def decode_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
-    """Yield name, sequences, layers."""
+    """Yield each decode case: its name, its sequences, and its number of layers."""
     yield "decode 64x1024", [(1024, 1)] * 64, 4
     yield "decode 256x768", [(768, 1)] * 256, 2
     # Lengths at which the choices of `triton_tiles` change.
@@ -157,7 +163,7 @@ def flops(shape, seqs) -> int:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time every case."""
+    """Time every case; return one row per case."""
     rows: list[dict[str, object]] = []
     for name, shape in SHAPES.items():
         for case, seqs, num_layers in [*decode_seqs(), *extend_seqs()]:

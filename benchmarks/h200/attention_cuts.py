@@ -1,4 +1,4 @@
-"""Times different tiles of the paged attention kernels beside the choice of `triton_tiles`.
+"""Times paged attention with various tile sizes, and compares them with `triton_tiles`' choice.
 
 python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--json FILE]
 """
@@ -47,7 +47,10 @@ PREFIX_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 4), (64, 8)) for s in (3
 
 
 def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None):
-    """Return a step and its plan, with blocks of `rows` query rows, or of the plan's own choice."""
+    """Return a step and its plan.
+
+    A block has `rows` query rows, or the plan's own choice if `rows` is None.
+    """
     step = make_step(shape, seqs, layers)
     usual = triton_plan.block_rows_of
     if rows is not None:
@@ -61,7 +64,10 @@ def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | N
 def time_cut(
     shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None, tile: Tile | None
 ) -> float:
-    """Return microseconds per layer; for small steps, compare the output with the reference."""
+    """Return the microseconds per layer.
+
+    The output of a small step is also compared with the reference.
+    """
     step, plan = cut_step(shape, seqs, layers, rows)
     calls = runs(shape, step, plan, (tile, tile))
     calls[0]()
@@ -77,7 +83,7 @@ def time_cut(
 def cases(
     models: list[str],
 ) -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]]]:
-    """Yield model, name, sequences, layers, cuts."""
+    """Yield each case: model, name, sequences, number of layers, and the cuts to time."""
     for model in models:
         for name, seqs in EXTEND.items():
             layers = 8 if sum(n for _, n in seqs) <= 1024 else 2
@@ -87,7 +93,7 @@ def cases(
 
 
 def compile_share(models: list[str], share: int, of: int) -> None:
-    """Compile some of the tiles, so that several processes together compile all of them."""
+    """Compile one share of the tiles; several processes together compile all tiles."""
     seqs = {"extend": [(512, 512)], "decode": [(512, 1)] * 4}
     todo = [
         (shape, seqs[kind], rows, tile)

@@ -1,9 +1,10 @@
-"""Cases A to F: the requests that are sent, and the figures computed from the answers.
+"""Cases A to F: the requests of each case, and the figures that are computed from the answers.
 
-A: one stream, 512 in / 256 out. B: 256 requests at once, 512 / 256. C: 64 requests, 32 / 512. D: 64
-requests, 4096 / 1. E: 64 requests that share a prefix of 4096 tokens and have 64 of their own, 32
-out; first with the prefix cold, then hot. F: 256 streamed requests, at most 64 in flight, 512 /
-256. A to E run against any target; F needs HTTP.
+The two numbers of a case are input tokens and output tokens per request. A: one stream, 512 in and
+256 out. B: 256 requests at once, 512 in and 256 out. C: 64 requests, 32 in and 512 out. D: 64
+requests, 4096 in and 1 out. E: 64 requests that share a prefix of 4096 tokens, each with 64 further
+tokens in and 32 out; E runs first without the prefix in the cache, then with it. F: 256 streamed
+requests, at most 64 in flight, 512 in and 256 out. A to E run against any target; F needs HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.bench.record import BenchRequest, RequestRecord, summarize
 
 @dataclass(frozen=True)
 class Sizes:
-    """Every number of the cases, so that a CPU can run small ones."""
+    """The sizes of all cases; smaller ones let the cases run on a CPU."""
 
     a_input: int = 512
     a_output: int = 256
@@ -41,16 +42,17 @@ class Sizes:
     repeat: int = 3
 
 
-# Figures of B to D. Cached tokens are among them, because they would falsify a rate.
+# Figures that B to D report. Cached tokens are among them, because any cached token would make the
+# input rate wrong.
 _THROUGHPUT = ("input_tok_per_s", "output_tok_per_s", "duration_s", "cached_tokens")
 
 FULL = Sizes()
-# Sizes for two cores, enough to see that everything works.
+# Sizes for a machine with two CPU cores, large enough to see that every case works.
 SMOKE = Sizes(32, 8, 4, 3, 8, 8, 3, 64, 3, 64, 8, 4, 6, 3, 1)
 
 
 class Cases:
-    """Runs cases against one target. Every repetition has its own prompts."""
+    """Runs cases against one target; every repetition uses new prompts."""
 
     def __init__(self, target: Target, vocab_size: int, sizes: Sizes = FULL, seed: int = 0) -> None:
         self.target = target
@@ -58,7 +60,7 @@ class Cases:
         self.source = TokenSource(random.Random(seed), vocab_size)
 
     async def run(self, name: str) -> dict[str, Any]:
-        """Measure one case."""
+        """Run case `name` and return its figures."""
         by_name: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "A": self.one_stream,
             "B": self.many_at_once,
@@ -73,7 +75,7 @@ class Cases:
         return random_requests(self.source, count, input_len, output_len)
 
     async def one_stream(self) -> dict[str, Any]:
-        """A."""
+        """Case A: time one request at a time."""
         sizes = self.sizes
         await run_at_once(self._random(1, sizes.a_input, sizes.a_output), self.target)
         runs = []
@@ -92,17 +94,17 @@ class Cases:
         return {name: _median(runs, name) for name in ("ttft_ms", "tpot_ms")} | {"runs": runs}
 
     async def many_at_once(self) -> dict[str, Any]:
-        """B."""
+        """Case B: time many requests that are sent at once."""
         sizes = self.sizes
         return await self._throughput(sizes.b_requests, sizes.a_input, sizes.a_output)
 
     async def long_outputs(self) -> dict[str, Any]:
-        """C."""
+        """Case C: time short prompts with long outputs."""
         sizes = self.sizes
         return await self._throughput(sizes.c_requests, sizes.c_input, sizes.c_output)
 
     async def long_prompts(self) -> dict[str, Any]:
-        """D."""
+        """Case D: time long prompts with one output token each."""
         return await self._throughput(self.sizes.d_requests, self.sizes.d_input, 1)
 
     async def _throughput(self, count: int, input_len: int, output_len: int) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Cases:
         return {name: _median(runs, name) for name in runs[0]} | {"runs": runs}
 
     async def shared_prefix(self) -> dict[str, Any]:
-        """E."""
+        """Case E: time requests with a common prefix, first uncached and then cached."""
         sizes = self.sizes
         runs = []
         # The first round warms up and is not counted.
@@ -135,7 +137,7 @@ class Cases:
         return {name: _median(counted, name) for name in ("cold_s", "hot_s")} | {"runs": counted}
 
     async def concurrent_streams(self) -> dict[str, Any]:
-        """F."""
+        """Case F: time streamed requests with a limited number in flight."""
         sizes = self.sizes
         warm = self._random(sizes.f_concurrency, sizes.a_input, min(8, sizes.a_output))
         await run_at_once(warm, self.target)
@@ -164,7 +166,7 @@ class Cases:
 
 
 def line(name: str, result: dict[str, Any]) -> str:
-    """One case in one line."""
+    """Return the result of one case as one line of text."""
     figures = (
         f"{key} {value:.5g}" for key, value in result.items() if isinstance(value, int | float)
     )
@@ -172,7 +174,7 @@ def line(name: str, result: dict[str, Any]) -> str:
 
 
 def scaled(sizes: Sizes, **changes: int | None) -> Sizes:
-    """Return the sizes, with the given numbers replaced."""
+    """Return `sizes` with the given numbers replaced; None keeps a number."""
     given = {name: value for name, value in changes.items() if value is not None}
     return dataclasses.replace(sizes, **given)
 

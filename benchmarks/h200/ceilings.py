@@ -1,11 +1,11 @@
-"""Measures the device's limits, and the share of them that a decode step and a prompt reach.
+"""Measures the limits of the GPU, and how close a decode step and a prompt come to these limits.
 
     python -m benchmarks.h200.ceilings [--results benchmarks/results/h200] [--json FILE]
 
-A large copy gives the memory's rate (bytes read plus bytes written), and a large bf16 product the
-matrix units' rate. The results of `benchmarks.h200.run` are in `8b.json`, `0.5b.json` and
-`moe.json`. Their case A shows how fast a step reads its weights and keys, and case D how fast
-prompts are computed.
+A large copy gives the rate of the memory (bytes read plus bytes written). A large bf16 product
+gives the rate of the matrix units. The results of `benchmarks.h200.run` are read from `8b.json`,
+`0.5b.json` and `moe.json`. Their case A shows how fast a decode step reads its weights and keys;
+their case D shows how fast prompts are computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MATRIX_SIZE = 8192
 
 
 def seconds(work: Callable[[], object], times: int = 10) -> float:
-    """Return the seconds of one call on the device, the median of several."""
+    """Return the device seconds of one call, as the median of `times` calls."""
     taken = []
     for _ in range(times):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -39,7 +39,7 @@ def seconds(work: Callable[[], object], times: int = 10) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Return bytes and operations a second."""
+    """Return the device's memory rate and matrix rate, in bytes and operations per second."""
     source = torch.randint(0, 127, (COPY_BYTES,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     copy_s = seconds(lambda: target.copy_(source))
@@ -64,7 +64,7 @@ class Shape:
         qkv = self.queries + 2 * kv_heads * head_dim
         mlp = 3 * config["intermediate_size"]
         if "num_experts" in config:
-            # Numbers of the weights that one token reads and is multiplied by.
+            # Count only the experts that one token uses.
             widths = config["num_experts_per_tok"] * config["moe_intermediate_size"]
             widths += config["shared_expert_intermediate_size"]
             mlp = 3 * widths + config["num_experts"]
@@ -75,11 +75,15 @@ class Shape:
         self.kv_bytes = 2 * self.layers * 2 * kv_heads * head_dim
 
     def step_bytes(self, keys: float) -> float:
-        """Bytes that a decode step of one sequence reads: bf16 weights and keys."""
+        """Return the bytes of bf16 weights and keys that a decode step of one sequence reads."""
         return 2 * (self.layers * self.layer_weights + self.head_weights) + keys * self.kv_bytes
 
     def prompt_flop(self, length: int) -> float:
-        """Operations of a prompt; head and last layer's second half for its last token only."""
+        """Return the number of operations that a prompt needs.
+
+        The head, and the part of the last layer after attention, are computed for the last token
+        only.
+        """
         products = 2 * self.layers * self.layer_weights * length + 2 * self.head_weights
         products -= 2 * self.finish_weights * (length - 1)
         # Attention has two products of queries and keys; half of the pairs are masked.
@@ -87,7 +91,7 @@ class Shape:
 
 
 def ratios(results: dict[str, Any], shape: Shape, most: dict[str, float]) -> dict[str, float]:
-    """Return the shares of `most` that cases A and D reach."""
+    """Return the rates of cases A and D, and their shares of the limits `most`."""
     found = {}
     cases, sizes = results["cases"], results["sizes"]
     if "A" in cases:

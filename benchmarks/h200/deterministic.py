@@ -2,12 +2,14 @@
 
     python3 -m benchmarks.h200.deterministic [--only SECTION ...] [--json FILE]
 
-linear: every cut of the batch-invariant product against the others, and its time beside cuBLAS.
-attention: a query alone, in chunks and in a batch, and the time beside the ordinary kernels.
-rows: the other ops, and sampling, a row alone against the same row in a batch.
-engine: sixteen requests one by one against every way of scheduling, tiny models and 0.5b; the same
-without the flag as a control, where bits should differ.
-cost: steps of 0.5b and 8b with the flag and without.
+The sections are:
+- linear: compares all cuts of the batch-invariant product with each other, and its time with
+  cuBLAS'.
+- attention: compares a query alone, in chunks and in a batch, and times the ordinary kernels too.
+- rows: compares a row alone with the same row in a batch, for sampling and all other ops.
+- engine: runs sixteen requests one by one and under every way of scheduling, with tiny models and
+  0.5b. A control run without the flag should give different bits.
+- cost: times steps of 0.5b and 8b with the flag and without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deterministic inference in the whole worker; sections of `benchmarks.h200.deterministic`."""
+"""Checks that the whole worker is deterministic, for `benchmarks.h200.deterministic`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_engine(folder: Path, **options: Any) -> InProcessEngine:
 
 
 def different(found: list[Result], expected: list[Result]) -> str:
-    """Describe the differences; empty if there are none."""
+    """Describe how many results differ and in which part; empty if all are equal."""
     pairs = list(zip(found, expected, strict=True))
     counts = {
         name: sum(one[part] != other[part] for one, other in pairs)
@@ -51,7 +51,7 @@ def different(found: list[Result], expected: list[Result]) -> str:
 
 
 def check(name: str, folder: Path, work: Workload, pool: int, options: dict[str, Any]) -> Found:
-    """Run one model in every way.
+    """Run one model under every way of scheduling; return the errors and the printed lines.
 
     With the flag all results must agree; without it some should differ.
     """
@@ -60,7 +60,8 @@ def check(name: str, folder: Path, work: Workload, pool: int, options: dict[str,
     options = {"max_total_tokens": 40 * pool, **options}
     for deterministic in (True, False):
         common = options | {"deterministic": deterministic}
-        # Each request runs alone and eagerly: without graph, padding, neighbours and cache.
+        # Each request runs alone and eagerly: without a graph, padding, other requests or a prefix
+        # cache.
         plain = {"overlap": False, "disable_cuda_graph": True, "disable_radix_cache": True}
         alone = work.one_by_one(make_engine(folder, **(common | plain)))
         assert all(len(tokens) == work.num_new for tokens, _, _ in alone)
@@ -90,7 +91,7 @@ def check(name: str, folder: Path, work: Workload, pool: int, options: dict[str,
 
 
 def engine() -> Found:
-    """Tiny models and the 0.5b shape."""
+    """Check tiny models and the 0.5b shape; return the errors and the printed lines."""
     from tests.support.tiny_models import tiny_model
 
     wrong: list[str] = []
@@ -112,7 +113,7 @@ def engine() -> Found:
 
 
 def step_ms(engine: InProcessEngine, vocab_size: int, first_id: int, batch: int) -> float:
-    """Milliseconds of a decode step behind prompts of 512 tokens."""
+    """Return the milliseconds of one decode step after prompts of 512 tokens."""
     rng = np.random.default_rng(0)
     ids = range(first_id, first_id + batch)
     for request_id in ids:
@@ -131,7 +132,10 @@ def step_ms(engine: InProcessEngine, vocab_size: int, first_id: int, batch: int)
 
 
 def prompt_s(engine: InProcessEngine, vocab_size: int, first_id: int) -> float:
-    """Seconds for 16 prompts of 2048 tokens, one token each; the better of two times."""
+    """Return the seconds for 16 prompts of 2048 tokens with one output token each.
+
+    The prompts run three times; the first run warms up, and the faster of the others counts.
+    """
     rng = np.random.default_rng(first_id)
     times = []
     for turn in range(3):
@@ -147,7 +151,7 @@ def prompt_s(engine: InProcessEngine, vocab_size: int, first_id: int) -> float:
 
 
 def cost() -> Found:
-    """Steps with and without the flag."""
+    """Time steps with and without the flag; return no errors, and the printed lines."""
     lines = []
     for shape in ("0.5b", "8b"):
         folder = write_shape(shape, Path(tempfile.mkdtemp(prefix="shape-")) / "model")

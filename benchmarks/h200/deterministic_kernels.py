@@ -1,4 +1,4 @@
-"""Batch-invariant kernels: bits and times; sections of `benchmarks.h200.deterministic`."""
+"""Checks and times the batch-invariant kernels, for `benchmarks.h200.deterministic`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def differ(got: Tensor, want: Tensor) -> int:
 
 
 def linear() -> Found:
-    """Cuts against cuts, rows against batches; microseconds beside cuBLAS."""
+    """Compare the bits of all cuts and batch sizes, and time the product and cuBLAS."""
     wrong: list[str] = []
     cases = [(torch.bfloat16, shape) for shape in [*SHAPES["8B"][:4], *SHAPES["0.5B"][:4]]]
     cases += [(torch.bfloat16, (200, 1000)), (torch.float16, (4096, 4096))]
@@ -60,7 +60,8 @@ def linear() -> Found:
         ]
         packed = linears.pack(weight, bias)
         for tokens in TOKENS:
-            # From the middle: a row's place in its block must not show either.
+            # The rows come from the middle of the batch, because a row's place in its block must
+            # not change its bits either.
             first = 5 if tokens < TOKENS[-1] else 0
             rows = slice(first, first + tokens)
             if count := differ(packed(x[rows]), want[rows]):
@@ -86,7 +87,11 @@ def linear() -> Found:
 def attend(
     layer: tuple[Tensor, Tensor, Tensor], table: Tensor, work: list[tuple[int, int]], window: int
 ) -> Tensor:
-    """Compute `work` = [(first, count), ...] of one sequence's queries, each as a sequence."""
+    """Compute some queries of one sequence, and return their outputs.
+
+    `work` lists (first, count) of each run of queries; each run is a sequence of its own in the
+    batch.
+    """
     q, k, v = layer
     rows = torch.cat([torch.arange(first, first + count) for first, count in work]).to(DEVICE)
     lens = torch.tensor([sum(pair) for pair in work], dtype=torch.int32, device=DEVICE)
@@ -142,7 +147,7 @@ def check_attention() -> Iterable[str]:
 
 
 def attention() -> Found:
-    """Bits, and microseconds a layer beside the ordinary kernels."""
+    """Check the bits, and time one layer with these kernels and with the ordinary ones."""
     wrong = list(check_attention())
     lines = []
     for name, shape in ATTENTION_SHAPES.items():
@@ -176,7 +181,7 @@ def _tiles(dim: int) -> list[ours.Tile]:
 
 
 def rows() -> Found:
-    """A row alone against the same row in a batch."""
+    """Compare each op's result for a row alone with its result in a batch."""
     wrong: list[str] = []
     norm, act_and_mul = NORM.load("triton"), ACTIVATION.load("triton").act_and_mul
     for width in (64, 896, 4096):

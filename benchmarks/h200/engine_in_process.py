@@ -2,10 +2,10 @@
 
     python -m benchmarks.h200.engine_in_process --checks --profile 0.5b 8b
 
-Checks: greedy tokens of tiny random models, ours and those without a family, equal those of
-`transformers` in float32 with graphs and without, overlapped and plain, chunked and retracted.
-Profile: the device's kernels and the host's functions of decode steps at batch 1, 64 and 256 and of
-prompt steps.
+The checks compare greedy tokens of tiny random models with those of `transformers` in float32. They
+cover models with a family of their own and without one, with and without graphs and overlap, and
+with chunked and retracted requests. The profile shows the device's kernels and the host's functions
+in decode steps at batch 1, 64 and 256, and in prompt steps.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) 
 
 
 def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
-    """Measure the host's work in a step, with and without the profiler's own cost."""
+    """Print the host's time per step, and its most expensive functions.
+
+    The time is measured without the profiler, because the profiler adds its own cost.
+    """
     started = time.perf_counter()
     for _ in range(steps):
         ours.scheduler.step()
@@ -135,7 +138,7 @@ def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
 
 
 def profile(shape: str) -> None:
-    """Measure how the device spends its time: decode at three batch sizes, and prompts."""
+    """Print how the device spends its time in decode steps and prompt steps."""
     folder = Path(tempfile.mkdtemp(prefix="shape-"))
     write_shape(shape, folder)
     ours = engine(folder, max_total_tokens=400_000)
@@ -182,7 +185,7 @@ def profile(shape: str) -> None:
 
 
 def main() -> None:
-    """Check and profile."""
+    """Run the requested checks and profiles."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checks", action="store_true")
     parser.add_argument("--profile", nargs="*", default=[], choices=list(SHAPES))

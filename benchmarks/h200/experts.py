@@ -1,12 +1,14 @@
-"""Experts on an H200: our Triton kernels beside torch's grouped products, weights out of the cache.
+"""Times mixtures of experts on an H200: our Triton kernels and torch's grouped products.
 
     python -m benchmarks.h200.experts [--shape A2.7B 30B-A3B 8x7B] [--tokens 1 8 64] [--tune]
         [--check] [--forms w4a16 mxfp4] [--json FILE]
 
-A call is a layer's choice and its experts, for random logits; microseconds come from CUDA graphs.
-`--check` compares all ways with the reference before. `--tune` measures other tiles, too, and
-prints the fastest for each number of tokens, for `kernels.experts.triton.TILES`. `--forms` times
-experts in codes too; with `--tune` their tiles, for `kernels.experts.triton_coded.TILES`.
+A call chooses experts from random logits and computes them, as one layer does. The times are
+microseconds from CUDA graphs, with weights that are not in the L2 cache. `--check` first compares
+all implementations with the reference. `--tune` also times other tiles, and prints the fastest tile
+for each number of tokens, to be put into `kernels.experts.triton.TILES`. `--forms` also times
+experts with quantized weights; with `--tune` it times their tiles, for
+`kernels.experts.triton_coded.TILES`.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ from kernels.experts.triton_coded import pack as pack_codes
 from kernels.group_linear import Form, encode
 
 DEVICE = torch.device("cuda")
-# Experts, chosen of each token, width of the model and of an expert.
+# Each entry: number of experts, experts chosen for each token, hidden size of the model, and width
+# of an expert.
 SHAPES = {
     "A2.7B": (60, 4, 2048, 1408),
     "30B-A3B": (128, 8, 2048, 768),
     "8x7B": (8, 2, 4096, 14336),
     "gpt-oss-20b": (32, 4, 2880, 2880),
 }
-# Codes of experts: form, columns of a group.
+# Quantized formats of experts: the form, and the number of columns in a group.
 FORMS: dict[str, tuple[Form, int]] = {
     "w4a16": ("int4", 128),
     "w4a16-32": ("int4", 32),
@@ -62,7 +65,8 @@ CODED_OTHERS = tuple(
     )
 )
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
-# Bytes of weights: more than the second-level cache, and little of the memory.
+# Bytes of weights that are used in turn: more than the L2 cache holds, but a small part of the
+# GPU's memory.
 ROTATED_BYTES = 400_000_000
 OTHER_TILES = tuple(
     Tile(*sizes, stages)
@@ -106,7 +110,10 @@ def inputs(shape: tuple[int, int, int, int], tokens: int) -> tuple[Tensor, Tenso
 
 
 def check(shape: tuple[int, int, int, int]) -> list[str]:
-    """Compare with the reference, and rows of the invariant form alone and together."""
+    """Compare all implementations with the reference; return the errors.
+
+    The batch-invariant implementation must also give a row the same bits alone and in a batch.
+    """
     wrong = []
     gate_up, down = weights(shape)
     reference = pack_experts(gate_up, down, "reference", "reference")
@@ -136,10 +143,11 @@ def check(shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def coded(name: str, many: list[tuple[Tensor, Tensor]]) -> list[CodedExperts]:
-    """Return the layers in codes, as many as the second-level cache does not hold."""
+    """Return layers with quantized weights, more of them than the L2 cache holds."""
     form, group = FORMS[name]
     found = []
-    # Each layer has a quarter to half of the bytes.
+    # A quantized layer has a quarter to half of the bytes of a bf16 layer, so more layers are
+    # needed.
     for gate_up, down in many * 4:
         codes = [
             encode(each.flatten(0, 1), form, group, torch.float16, zeros=False)
@@ -154,7 +162,7 @@ def coded(name: str, many: list[tuple[Tensor, Tensor]]) -> list[CodedExperts]:
 def measure_coded(
     name: str, form: str, tokens: int, packed: list[CodedExperts], many: list[tuple[Tensor, Tensor]]
 ) -> dict[str, Any]:
-    """Time experts in codes beside those in bf16, and compare the results of one layer."""
+    """Time quantized experts and bf16 experts, and compare the results of one layer."""
     shape = SHAPES[name]
     x, logits = inputs(shape, tokens)
     plain = [pack_experts(*each, implementation="triton") for each in many]
@@ -179,7 +187,7 @@ def measure_coded(
 
 
 def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Time the three ways at one number of tokens."""
+    """Time the three implementations with one number of tokens."""
     shape = SHAPES[name]
     x, logits = inputs(shape, tokens)
 
@@ -205,7 +213,7 @@ def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[s
 def tune(
     name: str, tokens: int, packed: Sequence[SortedExperts], tiles: Iterable[Tile], chosen: Tile
 ) -> dict[str, Any]:
-    """Time every tile that fits the device."""
+    """Time every tile that the device can run."""
     shape = SHAPES[name]
     x, logits = inputs(shape, tokens)
     took: dict[Tile, float] = {}
@@ -241,7 +249,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Check, measure, print a line for each case."""
+    """Check and measure; print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["A2.7B"])
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)

@@ -2,12 +2,13 @@
 
     python -m benchmarks.h200.host_time [--shape 0.5b] [--batch 64 256] [--json FILE]
 
-This runs in the worker itself, without HTTP. The time is that of the scheduler's step, with its
-message to the detokenizer, without the wait for the device. With overlap, this time is hidden while
-it is shorter than the device's. `launch_ms` is the part for launching the device's work, and
-`replay_ms` is the driver's part of that, for launching the graph. The row `prompt` is the first
-step of one new prompt of 512 tokens on an idle worker, where the host's time is not hidden.
-`--device cpu --shape tiny` runs anywhere; there the launch itself computes, and there is no wait.
+This runs in the worker process itself, without HTTP. The time covers the scheduler's step and its
+message to the detokenizer, but not the wait for the device. With overlap, the host's time is hidden
+as long as it is shorter than the device's time. `launch_ms` is the part for launching the device's
+work; `replay_ms` is the part of `launch_ms` that the driver needs to launch the graph. The row
+`prompt` is the first step of one new prompt of 512 tokens on an idle worker, where the host's time
+is not hidden. `--device cpu --shape tiny` runs on any machine; the launch itself computes there,
+and there is no wait.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ALONE_LEN, ALONE_TIMES = 512, 30
 
 
 class Clock:
-    """Adds up a step's time for launching and for waiting."""
+    """Adds up the time that a step spends on launching and on waiting."""
 
     def __init__(self) -> None:
         self.launch_s = self.wait_s = self.replay_s = 0.0
@@ -67,7 +68,7 @@ class Clock:
 
 
 class Detokenizer:
-    """Receives the worker's messages through a socket, like the detokenizer, and counts tokens."""
+    """Receives the worker's messages through a socket and counts their tokens."""
 
     def __init__(self, folder: Path, engine: InProcessEngine) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -90,10 +91,10 @@ class Detokenizer:
 def measure(
     engine: InProcessEngine, detokenizer: Detokenizer, clock: Clock, batch: int, vocab_size: int
 ) -> dict[str, float]:
-    """Medians over decode steps of a full batch, in milliseconds."""
+    """Return the medians over decode steps of a full batch, in milliseconds."""
     rng = np.random.default_rng(0)
     for request_id in range(1000 * batch, 1001 * batch):
-        # Different lengths: requests begin their pages in different steps.
+        # The lengths differ, so that the requests need new KV cache pages in different steps.
         prompt = rng.integers(1, vocab_size, PROMPT_LEN + int(rng.integers(0, 16))).tolist()
         engine.add(request_id, prompt, STEPS + 60, ignore_eos=True)
     detokenizer.num_tokens = 0
@@ -111,7 +112,7 @@ def measure(
 def measure_prompt(
     engine: InProcessEngine, detokenizer: Detokenizer, clock: Clock, vocab_size: int
 ) -> dict[str, float]:
-    """Medians over the first steps of prompts that come alone, in milliseconds."""
+    """Return the medians over first steps of prompts that arrive alone, in milliseconds."""
     rng = np.random.default_rng(1)
     found = []
     for request_id in range(1, ALONE_TIMES + 1):

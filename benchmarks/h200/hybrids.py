@@ -2,10 +2,11 @@
 
     python -m benchmarks.h200.hybrids --layers 4 --batch 64
 
-Layers, heads and experts are those of Qwen3-Next 80B-A3B; only their number is cut, so that random
-weights fit: one layer in four has attention, as there. The bound counts what a decode step moves
-once: the weights that it reads (experts by how many of them the batch is expected to choose), the
-states read and written, the keys and values.
+Layers, heads and experts have the sizes of Qwen3-Next 80B-A3B. Only the number of layers is
+smaller, so that random weights fit into memory; as in the real model, one layer in four has
+attention. The printed bound counts what a decode step must move through memory once: the weights of
+the experts that the batch is expected to choose, all other weights, the recurrent states (read and
+written), and the keys and values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from runtime.checkpoint.model_spec import PagedState
 from runtime.models.registry import read_model_spec
 from tests.support.engine import InProcessEngine
 
-# Bytes a second of an H200's memory, as a copy of 4 GiB reads and writes them.
+# Bytes per second of an H200's memory, measured as the reads and writes of a 4 GiB copy.
 COPY_BYTES_S = 4.2e12
 PAGE = 16
 
@@ -42,7 +43,7 @@ def write_config(folder: Path, num_layers: int) -> None:
 
 
 def bound_bytes(spec: Any, batch: int, context: int) -> float:
-    """Bytes that one decode step moves at least."""
+    """Return the least number of bytes that one decode step must move through memory."""
     experts = spec.experts
     share = 1 - (1 - experts.num_chosen / experts.num_experts) ** batch
     of_experts = 3 * spec.hidden_size * experts.intermediate_size * experts.num_experts
@@ -58,7 +59,7 @@ def bound_bytes(spec: Any, batch: int, context: int) -> float:
 
 
 def steps(engine: InProcessEngine, num: int) -> float:
-    """Seconds of a step, the mean of `num`."""
+    """Return the seconds of a step, as the mean of `num` steps."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(num):

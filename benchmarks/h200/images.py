@@ -1,10 +1,11 @@
-"""Measures how long pictures of new sizes delay the streams beside them, on a GPU.
+"""Measures on a GPU how long pictures of new sizes delay the text streams that run meanwhile.
 
     python -m benchmarks.h200.images [--streams 32] [--sizes 12] [--json FILE]
 
-This runs in the worker itself, without HTTP, with the bundled vision model. Text streams decode,
-and every few steps a request with a picture of a new size joins them. The output is the longest
-step with and without pictures, in milliseconds. A step is the gap between two tokens of a stream.
+This runs in the worker process itself, without HTTP, with the bundled vision model. Text streams
+decode, and every few steps a request with a picture of a new size joins them. The output is the
+longest step with and without pictures, in milliseconds. A step is the gap between two tokens of a
+stream.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STEPS_BETWEEN, ROUNDS = 24, 5
 
 
 def picture(rows: int, columns: int, cell: int, seed: int) -> PreparedImage:
-    """Noise of `rows * columns` vectors of `cell` pixels a side."""
+    """Return a picture of noise that has `rows * columns` vectors of `cell`² pixels."""
     size = (3, rows * cell, columns * cell)
     pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
     digest = blake2b(pixels.tobytes() + repr(size).encode(), digest_size=16).digest()

@@ -1,12 +1,12 @@
-"""Latent attention (MLA) on an H200: decoding beside the bound of its bytes, and prompts.
+"""Times latent attention (MLA) on an H200: decode steps and prompts, with their memory bound.
 
     python -m benchmarks.h200.latents [--batch 1 8 64] [--context 1024 4096] [--heads 16] [--tune]
         [--json FILE]
 
-A call is one layer's attention over the pool at DeepSeek-V2-Lite's shape, a latent of 512 and 64
-elements that rotate; microseconds come from CUDA graphs. The bound is the time of the bytes of all
-rows, at the rate of a large copy. `--tune` measures other tiles, for
-`kernels.latent_attention.triton`.
+A call is one layer's attention over the KV cache at DeepSeek-V2-Lite's shape: a cached row is a
+latent of 512 elements and 64 rotated elements. The times are microseconds from CUDA graphs. The
+bound is the time that memory needs for all rows once, at the rate of a large copy. `--tune` also
+times other tiles, for `kernels.latent_attention.triton`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.latent_attention.triton import DECODE, EXTEND, LatentTile, latent_a
 
 DEVICE = torch.device("cuda")
 RANK, ROPE, PAGE_SIZE = 512, 64, 16
-# More than the second-level cache.
+# More bytes than the L2 cache holds.
 POOL_BYTES = 200_000_000
 OTHER_TILES = [
     LatentTile(1, keys, warps, stages, waves)
@@ -41,7 +41,10 @@ OTHER_PROMPT_TILES = [
 
 
 class Step:
-    """Sequences of one length over pages in random order, several pools in turn."""
+    """One step's inputs: sequences of equal length, whose pages are in random order.
+
+    There are several KV caches, used in turn, so that none stays in the L2 cache.
+    """
 
     def __init__(self, batch: int, context: int, num_new: int, heads: int) -> None:
         pages = -(-context // PAGE_SIZE)
@@ -60,23 +63,23 @@ class Step:
         self.bytes = batch * context * (RANK + ROPE) * 2
 
     def run(self, index: int, tile: LatentTile | None = None) -> Tensor:
-        """Attend over one of the pools."""
+        """Run the attention over one of the KV caches."""
         pool = self.pools[index % len(self.pools)]
         rest = self.table, self.lengths, self.indptr, self.num_decodes, 0.1, RANK
         return latent_attention(self.q, pool, *rest, tile=tile)
 
     def us(self, tile: LatentTile | None = None) -> float:
-        """Microseconds of a call."""
+        """Return the microseconds of one call."""
         return graph_us([partial(self.run, index, tile) for index in range(len(self.pools))])
 
     def error(self) -> float:
-        """Deviation from the reference."""
+        """Return the relative deviation of the output from the reference."""
         rest = self.table, self.lengths, self.indptr, self.num_decodes, 0.1, RANK
         return relative_error(self.run(0), reference(self.q, self.pools[0], *rest))
 
 
 def measure(step: Step, name: str, rate: float, tiles: list[LatentTile]) -> dict[str, Any]:
-    """Time one step and print it; with `tiles`, also the best of them."""
+    """Time one step and print the result; if `tiles` are given, time each of them too."""
     bound, us = step.bytes / rate, step.us()
     row: dict[str, Any] = {"step": name, "us": us, "bound_us": bound, "error": step.error()}
     print(
@@ -96,7 +99,7 @@ def measure(step: Step, name: str, rate: float, tiles: list[LatentTile]) -> dict
 
 
 def main() -> None:
-    """Measure."""
+    """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])

@@ -1,4 +1,4 @@
-"""Norm, activation and rope on an H200: numerics and bandwidth."""
+"""Checks norm, activation and rope on an H200, and measures the bandwidth that they reach."""
 
 import torch
 
@@ -8,7 +8,7 @@ from kernels.norm import NORM
 from kernels.rope import ROPE
 
 DEVICE = torch.device("cuda")
-# hidden, intermediate, heads, key heads, head size
+# Each entry: hidden size, intermediate size, query heads, key heads, head size.
 MODELS = {"8B": (4096, 14336, 32, 8, 128), "0.5B": (896, 4864, 14, 2, 64)}
 TOKENS = (1, 8, 64, 256, 2048, 8192)
 
@@ -34,7 +34,7 @@ def rope_arguments(model, tokens, dtype=torch.bfloat16, normed=False):
 
 
 def check() -> list[str]:
-    """Compare with the references; return the errors."""
+    """Compare all ops with the references; return the errors."""
     wrong = []
 
     def compare(what, got, want, dtype):
@@ -74,7 +74,7 @@ def check() -> list[str]:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time every op; sets rotate so that large ones do not stay in the cache."""
+    """Time every op; the buffers are used in turn, so that large ones leave the cache."""
     rows: list[dict[str, object]] = []
     for model, (hidden, inter, heads, kv_heads, dim) in MODELS.items():
         for tokens in TOKENS:

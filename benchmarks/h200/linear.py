@@ -1,4 +1,7 @@
-"""Products with few tokens on an H200: our kernel beside cuBLAS, weights out of the cache."""
+"""Checks and times products with few tokens on an H200: our kernel and cuBLAS.
+
+The weights are used in turn, so that they are not in the L2 cache.
+"""
 
 import torch
 from torch.nn import functional
@@ -19,7 +22,7 @@ def random(*shape, dtype=torch.bfloat16):
 
 
 def check() -> list[str]:
-    """Compare with float32; return the errors."""
+    """Compare the products with float32; return the errors."""
     wrong = []
     for dtype in (torch.bfloat16, torch.float16):
         for out_features, in_features in [*SHAPES["0.5B"], (4096, 14336), (77, 1000)]:
@@ -43,7 +46,7 @@ def weights(shape) -> list[torch.Tensor]:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time every shape with the chosen tile and with cuBLAS."""
+    """Time every shape with the tile that the kernel chooses, and with cuBLAS."""
     rows: list[dict[str, object]] = []
     for model, shapes in SHAPES.items():
         for shape in shapes:
@@ -67,7 +70,7 @@ TILES += [ours.Tile(n, k, 4, 4, split) for n, k in ((32, 256), (64, 128)) for sp
 
 
 def tune() -> list[dict[str, object]]:
-    """Time other tiles."""
+    """Time all tiles of each shape, for 1 and for 16 tokens."""
     rows: list[dict[str, object]] = []
     for model, shapes in SHAPES.items():
         for shape in shapes:

@@ -1,11 +1,11 @@
-"""Checks bf16 on a GPU: errors against float32 beside those of `transformers`, and equal tokens.
+"""Checks bf16 on a GPU: its errors and those of `transformers`, and equal tokens.
 
     python -m benchmarks.h200.numerics [--json FILE]
 
-Random models of Llama's, Qwen2's and Qwen3's shape. Errors are norms over log-probabilities of
-prompts and outputs. Tokens are greedy, 40 for each of six prompts, with CUDA graphs and without,
-overlapped and plain. If two ways choose different tokens, these must be tied within bf16's
-precision.
+The models are random and have the shapes of Llama, Qwen2 and Qwen3. An error is the norm of the
+difference from float32 over the log-probabilities of prompts and outputs. Tokens are greedy, 40 for
+each of six prompts, with and without CUDA graphs, and with and without overlap. If two of these
+ways choose different tokens, the two tokens must be tied within bf16's precision.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""A layer's products with many tokens, sustained; gate/up with its activation both ways.
+"""Times a layer's products with many tokens under sustained load, gate/up with its activation.
 
     python -m benchmarks.h200.products [--shape 8b 0.5b] [--tokens 2048 4096 8192]
         [--seconds 0.5] [--tune] [--json FILE]
 
-First, the gated product is compared with its two steps. Then each product runs on random numbers
-for `--seconds`, and each layer has its own weights. The ways to compute gate/up alternate. `--tune`
-tries other tiles of the gated product, and adds the best three.
+First, the gate/up product with its activation in one kernel is compared with the product and the
+activation in two steps. Then each product runs on random numbers for `--seconds`, and each layer
+has its own weights. The ways to compute gate/up alternate. `--tune` also tries other tiles of the
+one kernel, and adds the best three to the comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kernels.linear import GATED_TOKENS
 from kernels.linear.triton_gated import CUT, Cut, gated, supports
 
 DEVICE = torch.device("cuda")
-# Bytes of weights and inputs that are used in turn: more than the second-level cache holds.
+# Bytes of weights and inputs that are used in turn: more than the L2 cache holds.
 ROTATED_BYTES = 300_000_000
 ROUNDS = 2
 BEST = 3
@@ -45,12 +46,12 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def random_weight(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return a weight whose products with random rows have about unit size."""
+    """Return a random weight; its products with random rows have about unit size."""
     return random(rows, columns, dtype=dtype).mul_(columns**-0.5)
 
 
 def products_of(shape: str) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of a layer's weights."""
+    """Return the rows and columns of each weight of a layer."""
     config = SHAPES[shape]
     hidden, inter = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -72,7 +73,7 @@ def one_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None, cut: Cut =
 
 
 def difference(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> str:
-    """Describe how the gated product differs from its two steps; empty if it does not."""
+    """Describe how the one kernel's result differs from the two steps; empty if equal."""
     got, want = one_kernel(x, weight, bias, cut), two_steps(x, weight, bias)
     step = torch.finfo(x.dtype).eps
     error = relative_error(got, want)
@@ -86,7 +87,7 @@ def difference(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> str:
 def check(
     widths: list[tuple[int, int]], tokens: list[int], cuts: list[Cut] | None = None
 ) -> list[str]:
-    """Compare with two steps; return the errors."""
+    """Compare the one kernel with the two steps for each case; return the errors."""
     wrong = []
     for dtype in (torch.bfloat16, torch.float16):
         for width, columns in widths:
@@ -111,7 +112,7 @@ def label(cut: Cut) -> str:
 
 
 class Operands:
-    """Inputs and weights of one product, more than the second-level cache holds."""
+    """Inputs and weights of one product; together they are larger than the L2 cache."""
 
     def __init__(self, rows: int, columns: int, tokens: int) -> None:
         count = max(2, ROTATED_BYTES // (2 * columns * (rows + tokens)))
@@ -123,7 +124,7 @@ class Operands:
 
 
 class Report:
-    """The results: printed, and written to the file, if one is named, after each figure."""
+    """The results: each is printed, and then saved if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -151,7 +152,7 @@ class Report:
 
 
 def measure(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) -> None:
-    """Time each product by cuBLAS, and gate/up with its activation both ways."""
+    """Time each product by cuBLAS, and gate/up with its activation in both ways."""
     case = {"shape": shape, "tokens": tokens}
     for product, (rows, columns) in products_of(shape).items():
         operands = Operands(rows, columns, tokens)
@@ -175,7 +176,7 @@ def measure(shape: str, tokens: int, seconds: float, meter: Meter, report: Repor
 
 
 def tune(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) -> None:
-    """Time every cut once; the report has them with the fastest first."""
+    """Time every tile once; the report lists the fastest first."""
     rows, columns = products_of(shape)["gate_up"]
     operands = Operands(rows, columns, tokens)
     found: dict[str, float] = {}
@@ -198,7 +199,7 @@ def tune(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) 
 
 
 def host_us(call: Callable[[], object], times: int = 50) -> float:
-    """Return the host's microseconds for a call; the queue of the device is never full."""
+    """Return the host's microseconds for a call, with few enough calls to never fill the queue."""
     call()
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -221,7 +222,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(1)
     report = Report(options.json)
-    # 8b, 0.5b, 0.5b on two ranks (the last block is half full), and one that ends anywhere.
+    # The widths of 8b, of 0.5b, of 0.5b on two ranks (where the last block is half full), and one
+    # that is no multiple of a block.
     widths = [(14336, 4096), (4864, 896), (2432, 896), (1000, 1032)]
     wrong = check(widths, [1, 77, GATED_TOKENS + 1, 4096])
     if options.tune:

@@ -1,4 +1,7 @@
-"""Whole prompts on an H200: cuDNN on the activations beside our kernel on pages."""
+"""Checks and times attention over whole prompts on an H200.
+
+It compares cuDNN, which reads q, k and v directly, with our kernel, which reads KV cache pages.
+"""
 
 import time
 
@@ -25,14 +28,14 @@ LENGTHS = {
 
 
 def views(shape, tokens, dtype=torch.bfloat16):
-    """Random q, k, v as views of one qkv."""
+    """Return random q, k and v as views of one qkv tensor."""
     heads, kv_heads, dim = shape
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim, device=DEVICE, dtype=dtype)
     return qkv.split([heads, kv_heads, kv_heads], dim=1)
 
 
 def check() -> list[str]:
-    """Compare with the reference; return the errors."""
+    """Compare cuDNN's results with the reference; return the errors."""
     wrong = []
     cudnn, reference = PROMPT_ATTENTION.load("cudnn"), PROMPT_ATTENTION.load("reference")
     for name, shape in SHAPES.items():
@@ -48,7 +51,7 @@ def check() -> list[str]:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time both, and the host's part of a call and of a first call of a new length."""
+    """Time both, and the host's part of a call, and the first call with a new length."""
     rows: list[dict[str, object]] = []
     cudnn = PROMPT_ATTENTION.load("cudnn")
     for name, shape in SHAPES.items():

@@ -1,13 +1,13 @@
-"""Cases A to F on one GPU: our engine, or any server behind a URL.
+"""Runs cases A to F on one GPU, against our engine or against any server with a URL.
 
     python -m benchmarks.h200.run A B C D E F --shape 8b 0.5b --out results
     python -m benchmarks.h200.run A F --shape 8b --url http://127.0.0.1:8000 \
         --backend openai --name vllm-8b
 
 Without `--url`, A to E start the engine's processes with random weights and use no HTTP, and F
-starts `python -m server.launch`. Unknown options are passed to the engine, for example
-`--chunked-prefill-size 8192`. A case prints one line; all of a shape go to `<out>/<shape>.json`,
-which is renewed after each case. With `--url` every case goes over HTTP.
+starts `python -m server.launch`. With `--url`, every case goes over HTTP. Options that this script
+does not know are passed to the engine, for example `--chunked-prefill-size 8192`. Each case prints
+one line. The results of a shape go to `<out>/<shape>.json`, which is written again after each case.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OFFLINE = "ABCDE"
 
 
 class Results:
-    """The results of one shape, written after every case."""
+    """The results of one shape, written to a file after every case."""
 
     def __init__(
         self, name: str, sizes: Sizes, options: argparse.Namespace, server_options: Sequence[str]
@@ -65,7 +65,7 @@ class Results:
 async def run_offline(
     shape: str, cases: Sequence[str], results: Results, server: Sequence[str]
 ) -> None:
-    """Run A to E in our own processes."""
+    """Run cases A to E in the engine's own processes, without HTTP."""
     with engine_config(shape, server) as config:
         async with running_engine(config) as engine:
             results.add("start", {"ready_s": engine.start_s, **engine.memory_mb()})
@@ -79,7 +79,7 @@ async def run_offline(
 async def run_served(
     cases: Sequence[str], results: Results, vocab_size: int, job: ClientJob
 ) -> None:
-    """Run any case over HTTP, against a running server."""
+    """Run the cases over HTTP, against a running server."""
     target = make_target(job)
     if job.backend.startswith("openai") and not job.wire.model:
         wire = Wire(await first_model(target.client))
@@ -89,7 +89,7 @@ async def run_served(
 
 
 async def run_case(case: str, cases: Cases, results: Results) -> None:
-    """Measure one case. A failure becomes its result, and the other cases go on."""
+    """Measure one case; if it fails, record the error, so that the other cases go on."""
     try:
         results.add(case, await cases.run(case))
     except HeadraceError as error:
@@ -98,7 +98,7 @@ async def run_case(case: str, cases: Cases, results: Results) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options of this script; the engine's are passed on."""
+    """Return the parser of this script's options; other options go to the engine."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases; return 1 if a case failed."""
+    """Run the cases; return 1 if the engine or the server cannot be started."""
     options, server = build_parser().parse_known_args(argv)
     sizes = scaled(SMOKE if options.smoke else FULL, repeat=options.repeat)
     print(environment_line(describe_environment()), flush=True)
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run_shape(
     shape: str, results: Results, options: argparse.Namespace, server: Sequence[str]
 ) -> None:
-    """Run all cases of one shape, offline or served."""
+    """Run all cases of one shape, in process or over HTTP."""
     vocab_size = SHAPES[shape]["vocab_size"]
     if options.url:
         job = make_job(options.url, options.backend, options.model or "")
@@ -149,7 +149,7 @@ async def run_shape(
 
 
 def make_job(url: str, backend: str, model: str) -> ClientJob:
-    """Return the client's job for a server."""
+    """Return the client's settings for a server."""
     return ClientJob(url=url, backend=backend, wire=Wire(model), timeout_s=600.0)
 
 

@@ -1,4 +1,4 @@
-"""Sampling on an H200: numerics against a float64 version, and time beside the peers'."""
+"""Checks sampling on an H200 against a float64 version, and compares its time with FlashInfer's."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from kernels.sampling.draw import uniform
 
 DEVICE = torch.device("cuda")
 SHAPES = ((256, 128256), (64, 151936), (1, 151936), (1, 128256))
-# FlashInfer 0.6.14, top-k and top-p, the same kind of GPU.
+# Microseconds of FlashInfer 0.6.14 for top-k and top-p on the same kind of GPU.
 PEER_US = {(256, 128256): 154}
 SETTINGS = {  # temperature, top_k, top_p, min_p
     "greedy": (0.0, -1, 1.0, 0.0),
@@ -42,7 +42,11 @@ def make_rows(batch, temperature, top_k, top_p, min_p) -> SamplingRows:
 
 
 def make_logits(batch, vocab, peaked: bool) -> torch.Tensor:
-    """Flat: a normal times 1. Peaked, as models are: a few tokens stand out."""
+    """Return random logits.
+
+    Flat logits are normal with deviation 1. In peaked logits, a few tokens stand out, as in a
+    model's output.
+    """
     logits = torch.randn(batch, vocab, device=DEVICE)
     if peaked:
         best = torch.randint(0, vocab, (batch, 40), device=DEVICE)
@@ -51,7 +55,7 @@ def make_logits(batch, vocab, peaked: bool) -> torch.Tensor:
 
 
 def expected(logits, rows) -> torch.Tensor:
-    """Draw in float64 by sorting, as the docstring of `kernels.sampling.sample` tells it."""
+    """Draw in float64 by sorting, as described in the docstring of `kernels.sampling.sample`."""
     scaled = logits / rows.temperature.unsqueeze(1)
     p = torch.softmax(scaled.double(), -1)
     _, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
@@ -72,7 +76,10 @@ def expected(logits, rows) -> torch.Tensor:
 
 
 def check() -> list[str]:
-    """Compare with float64; a draw that falls on an edge may differ in few rows of a thousand."""
+    """Compare the draws with float64; return the errors.
+
+    A few rows of a thousand may differ, because a draw can fall on the edge between two tokens.
+    """
     wrong = []
     ops = SAMPLING.load("triton")
     for batch, vocab in ((64, 32000), (32, 128256), (5, 151936)):
@@ -87,7 +94,7 @@ def check() -> list[str]:
                 differ = int((got != want).sum())
                 if differ > batch // 32:
                     wrong.append(f"sample {batch}x{vocab} peaked={peaked} {name}: {differ} differ")
-                # Alone, a row must draw what it draws in the batch.
+                # A row must draw the same token alone as in the batch.
                 columns = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
                 alone = replace(rows, **{c: getattr(rows, c)[3:4] for c in columns})
                 if ops.sample(logits[3:4], alone) != got[3]:
@@ -138,7 +145,7 @@ def check_edits() -> list[str]:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time every setting at every shape, peaked and flat."""
+    """Time every setting at every shape, with peaked and with flat logits."""
     table: list[dict[str, object]] = []
     ops = SAMPLING.load("triton")
     for batch, vocab in SHAPES:

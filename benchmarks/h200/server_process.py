@@ -1,4 +1,4 @@
-"""`python -m server.launch` on random weights of a shape, for case F."""
+"""Starts `python -m server.launch` with random weights of a shape, for case F."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that is ready; `ready_s` from the start of its process."""
+    """A server that is ready; `ready_s` counts from the start of its process."""
 
     url: str
     ready_s: float
@@ -32,10 +32,10 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[RunningServer]:
-    """Start a server, wait until it is ready, stop it.
+    """Start a server, wait until it is ready, and stop it at the end.
 
     Raises:
-        StartupError: it ended or is not ready after ten minutes.
+        StartupError: the server ended, or was not ready after ten minutes.
     """
     with tempfile.TemporaryDirectory(prefix="bench-shape-") as folder:
         path = write_shape(shape, Path(folder) / shape)
@@ -64,7 +64,7 @@ async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
     """Return once the server answers that it is ready.
 
     Raises:
-        StartupError: it ended or is not ready after ten minutes.
+        StartupError: the server ended, or was not ready after ten minutes.
     """
     client = HttpClient(url, {}, timeout_s=5.0)
     deadline = time.monotonic() + _READY_TIMEOUT_S
@@ -83,7 +83,7 @@ async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
 
 
 def free_port() -> int:
-    """Return a free port."""
+    """Return a TCP port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

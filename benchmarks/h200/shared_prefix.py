@@ -1,4 +1,7 @@
-"""Decode attention of sequences that share a prefix, with and without reading it once for all."""
+"""Times decode attention of sequences that share a prefix.
+
+It compares reading the shared prefix once for all sequences with reading it for each.
+"""
 
 import numpy as np
 import torch
@@ -11,7 +14,7 @@ from kernels.paged_attention import triton as ours
 from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.paged_attention.shared_prefix import SharedPrefixes
 
-# Sequences, tokens they share, tokens of their own.
+# Each entry: number of sequences, tokens that they share, and tokens that each has alone.
 CASES = (
     *((64, 4096, 80), (64, 1024, 256), (64, 256, 256), (256, 4096, 80), (256, 1024, 256)),
     *((16, 4096, 80), (16, 1024, 256), (16, 512, 128), (8, 2048, 256), (8, 16384, 256)),
@@ -19,14 +22,14 @@ CASES = (
 
 
 def shared_step(shape, batch, prefix, own, num_layers) -> Step:
-    """Return a step whose sequences all begin with the same pages."""
+    """Return a step in which all sequences begin with the same pages."""
     step = make_step(shape, [(prefix + own + 7 * (i % 5), 1) for i in range(batch)], num_layers)
     step.table[:, : prefix // PAGE] = step.table[0, : prefix // PAGE].clone()
     return step
 
 
 def planned(shape, step: Step, groups: list[PrefixGroup] | None):
-    """Return the step's plan, with groups or without."""
+    """Return the attention plan for the step, with or without shared-prefix groups."""
     count = len(step.lens)
     workspace = ours.AttentionWorkspace(count, count, *shape, DEVICE)
     prefixes = None
@@ -41,7 +44,7 @@ def group_of(count: int, length: int, first: int = 0) -> PrefixGroup:
 
 
 def check() -> list[str]:
-    """Compare with the reference in float32; return the errors."""
+    """Compare the outputs with the float32 reference; return the errors."""
     wrong = []
     for name, shape in SHAPES.items():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -65,7 +68,7 @@ def check() -> list[str]:
 
 
 def measure() -> list[dict[str, object]]:
-    """Time every case, a layer."""
+    """Time one layer of every case."""
     rows: list[dict[str, object]] = []
     for name, shape in SHAPES.items():
         for batch, prefix, own in CASES:

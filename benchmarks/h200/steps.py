@@ -1,11 +1,12 @@
-"""Measures the time of many simultaneous requests, by kinds of step.
+"""Measures where the time goes, by kind of step, when many requests arrive at once.
 
     python -m benchmarks.h200.steps 0.5b --cases B C D [--json FILE]
 
-This runs in the worker itself, without other processes. The prompts of a case arrive together. For
-each kind of step it prints the number of steps, the time from the previous step's end to theirs,
-and the part of it that the host waited for the device. If the host hardly waits, the host takes the
-time. "end" is the host's work after the last step.
+This runs in the worker process itself, without other processes. The prompts of a case arrive
+together. For each kind of step, this prints the number of steps, the time from the end of the
+previous step to the end of this step, and the part of that time in which the host waited for the
+device. If the host hardly waits, the host is the bottleneck. The row "end" is the host's work after
+the last step.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _MANY = MIXED_SIZES[0]
 
 
 class Watch:
-    """Records each step's kind, its end, and how long the host waited for it."""
+    """Records the kind and end of each step, and how long the host waited for the step."""
 
     def __init__(self) -> None:
         self._in_graph = False
         self._kinds: dict[int, str] = {}
-        # Kind, end, seconds waited.
+        # Each entry: kind of step, end of the step, and seconds that the host waited.
         self.steps: list[tuple[str, float, float]] = []
         launch, wait, run = ModelRunner.launch, PendingStep.wait, GraphRunner.run
 
@@ -71,7 +72,7 @@ class Watch:
         PendingStep.wait = timed_wait  # type: ignore[method-assign]
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Forget all recorded steps."""
         self._kinds.clear()
         self.steps.clear()
 
@@ -88,7 +89,7 @@ class Watch:
 def measure(
     ours: InProcessEngine, watch: Watch, first_id: int, prompts: list[Any], output: int
 ) -> tuple[float, dict[str, dict[str, float]]]:
-    """Compute all prompts and their outputs, and measure the steps.
+    """Run all prompts and compute their outputs, and measure the steps.
 
     Returns:
         The seconds of the whole run. For each kind of step: the number of steps, their total and

@@ -1,8 +1,8 @@
-"""Times sustained device work, and samples the clock and power during it.
+"""Times sustained device work, and samples the GPU's clock and power meanwhile.
 
-A Hopper GPU at its power limit lowers its clock within milliseconds, so a product timed alone is
-faster than one of many. Ways to compute the same result alternate, because the device warms up
-meanwhile.
+A Hopper GPU at its power limit lowers its clock within milliseconds, so that a product timed alone
+is faster than one product among many. Ways to compute the same result run in turns, so that the
+warming of the GPU affects all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAMPLE_MS = 25
 
 @dataclass(frozen=True)
 class Turn:
-    """Microseconds of one call, and the multiprocessors' clock in MHz and power in W during it."""
+    """The microseconds of one call, and the mean clock (MHz) and power (W) of the GPU meanwhile."""
 
     us: float
     mhz: float | None
@@ -31,14 +31,14 @@ class Turn:
 
 
 class Meter:
-    """Samples clock and power of the current GPU through `nvidia-smi`, in a thread."""
+    """Samples clock and power of the current GPU with `nvidia-smi`, which a thread reads."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float, float]] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Meter:
-        # The name that CUDA_VISIBLE_DEVICES does not change.
+        # The UUID, because CUDA_VISIBLE_DEVICES does not change it.
         device = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
         for power in ("power.draw.instant", "power.draw"):
             query = ["nvidia-smi", "-i", device, f"--query-gpu=clocks.sm,{power}"]
@@ -55,7 +55,7 @@ class Meter:
         return self
 
     def _start(self, command: list[str]) -> None:
-        # This is a terminal, so that each line arrives as soon as it is written.
+        # The output goes to a pseudo-terminal, so that each line arrives as soon as it is written.
         ours, theirs = pty.openpty()
         self._process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
         os.close(theirs)
@@ -76,7 +76,10 @@ class Meter:
             self._process.wait()
 
     def between(self, begin: float, end: float) -> tuple[float | None, float | None]:
-        """Return the mean clock and power of a time by `time.monotonic`, None if none was read."""
+        """Return the mean clock and power between two times of `time.monotonic`.
+
+        Both are None if no sample lies between the times.
+        """
         found = [sample[1:] for sample in self._samples if begin <= sample[0] <= end]
         if not found:
             return None, None
@@ -92,10 +95,13 @@ def _numbers(line: str) -> tuple[float, float] | None:
 
 
 class Loop:
-    """Calls in a graph, which is replayed for a given time."""
+    """Calls in a CUDA graph, which is replayed for a given time."""
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Capture the calls, which should read different memory, as a model's layers do."""
+        """Capture the calls.
+
+        The calls should read different memory, as a model's layers do.
+        """
         self._num_calls = len(calls)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -119,7 +125,7 @@ class Loop:
         return begin.elapsed_time(end) / 1e3
 
     def turn(self, seconds: float, meter: Meter) -> Turn:
-        """Replay for a time; clock and power are those of its second half."""
+        """Replay the graph for `seconds`; clock and power are sampled in the second half."""
         started = time.monotonic()
         replays = max(1, round(seconds / self._once_s))
         took = self._replay(replays)
@@ -131,7 +137,10 @@ class Loop:
 def in_turns(
     loops: Mapping[str, Loop], seconds: float, meter: Meter, rounds: int
 ) -> dict[str, list[Turn]]:
-    """Run each loop for `seconds`, in turn, for `rounds` rounds; the first loop warms up before."""
+    """Run each loop for `seconds`, in turn, for `rounds` rounds; return all turns.
+
+    The first loop runs once before, to warm the GPU up.
+    """
     next(iter(loops.values())).turn(seconds / 2, meter)
     found: dict[str, list[Turn]] = {name: [] for name in loops}
     for _ in range(rounds):

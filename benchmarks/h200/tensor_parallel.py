@@ -3,11 +3,11 @@
     python -m benchmarks.h200.tensor_parallel [--shape 0.5b 8b] [--tp 1 2] [--json FILE]
 
 Dummy weights are the same on any number of ranks. Tokens are compared in float32, where the order
-of a sum rarely decides a token, for different prompts and for many with a common beginning. If two
-requests' tokens differ, the distance of the two most probable tokens shows whether the order
-decided. Times are taken in bfloat16. Results are added to the file of `--json`, and `--tp 4`
-compares with its tokens. Each case runs in a process of its own. `--device cpu --shape tiny` runs
-it anywhere.
+of a sum rarely decides which token is chosen. Some prompts are all different, and others have a
+long common beginning. If two runs choose different tokens, the printed lead of the most probable
+token over the second shows whether rounding decided. Times are measured in bfloat16. Results are
+added to the file of `--json`; a later run with `--tp 4` compares its tokens with those in the file.
+Each case runs in a separate process. `--device cpu --shape tiny` runs on any machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from headrace.bench.shapes import SHAPES, write_shape
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
 
 NUM_PROMPTS, NUM_NEW = 8, 48
-# So many that decode steps read the common beginning once, also where a rank has one key head.
+# With so many requests, decode steps read the common beginning once for all, even if a rank has
+# only one key head.
 NUM_SHARING, SHARED_LEN = 120, 1500
 BATCHES = (1, 64)
 PROMPT_LEN, STEPS = 256, 100
 
 
 def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
-    """Run one case in a separate process, and return its results."""
+    """Run one case in this process, and return its results."""
     from tests.support.engine import InProcessEngine
 
     started = time.perf_counter()
@@ -80,7 +81,7 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
                 ids = range(next_id - batch, next_id)
                 while not all(len(engine.tokens.get(i, ())) >= 20 for i in ids):
                     engine.scheduler.step()
-                # With overlap a step waits for the one before: the clock sees whole steps.
+                # With overlap, a step waits for the previous step, so the clock covers whole steps.
                 began = time.perf_counter()
                 for _ in range(STEPS):
                     engine.scheduler.step()
@@ -90,7 +91,7 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
 
 
 def lead(position: PositionLogprobs) -> float:
-    """Return by how much the most probable token leads, in log-probability."""
+    """Return how far the most probable token leads the second, in log-probability."""
     (first, _), (second, _) = position.top
     return first - second
 
@@ -111,7 +112,10 @@ def finish(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def partings(one: list[list[int]], other: list[list[int]], leads: list[list[float]]) -> list[float]:
-    """Return how far the token of `other` led where a request first has another than in `one`."""
+    """Return the lead of the token in `other` at the first position where a request differs.
+
+    One lead per request whose tokens in `one` and `other` differ.
+    """
     return [
         lead
         for mine, theirs, each in zip(one, other, leads, strict=True)
@@ -130,7 +134,7 @@ def main() -> None:
     if options.case is not None:
         shape, tp_size, device, dtype = options.case
         print(json.dumps(case(shape, int(tp_size), device, dtype)), flush=True)
-        # The group is left without a farewell: the other ranks end with this process.
+        # The process ends without leaving the group; the other ranks end when this process does.
         os._exit(0)
     results: dict[str, Any] = {}
     if options.json and options.json.exists():
@@ -139,7 +143,8 @@ def main() -> None:
     for shape in options.shape:
         for tp_size in options.tp:
             key = f"{shape} tp{tp_size}"
-            # On one GPU each, both types at once; several ranks need the GPUs for themselves.
+            # With one GPU per case, both dtypes run at the same time; cases with several ranks run
+            # alone.
             if tp_size == 1:
                 running = [
                     start(shape, 1, options.device, dtype, gpu)
