@@ -1,11 +1,11 @@
-"""The cost of the frontend language: beside a plain client, and beside the reference's frontend.
+"""Measures the cost of the frontend language, and compares it with a plain client and with sglang.
 
     python -m benchmarks.lang [--reference FOLDER[:FOLDER]] [--rounds 3] [--json FILE]
 
-Starts the demo server, and a bare server that answers immediately, which isolates the frontend.
-Each job runs in a separate process, and the sides alternate; the median of the rounds counts.
-FOLDER holds the package `sglang` of 0.5.9 (its unpacked wheel) and the dependencies of its
-frontend.
+This starts the demo server, and a bare server that answers at once, so that only the frontend's own
+time remains. Each job runs in a separate process. The frontends take turns, and the median of the
+rounds counts. FOLDER holds the package `sglang` of 0.5.9 (its unpacked wheel) and the dependencies
+of its frontend.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _META = {"prompt_tokens": 40, "cached_tokens": 0, "completion_tokens": 1, "finis
 
 
 class BareServer(asyncio.Protocol):
-    """Answers a frontend's requests immediately."""
+    """A server that answers a frontend's requests at once, without a model."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -90,7 +90,7 @@ async def _serve_bare(port: int) -> None:
 
 @contextlib.contextmanager
 def servers() -> Iterator[dict[str, str]]:
-    """Start the demo server and the bare server; yield their addresses."""
+    """Start the demo server and the bare server; yield their addresses by name."""
     demo, bare = free_port(), free_port()
     processes = [
         subprocess.Popen(
@@ -113,7 +113,7 @@ def servers() -> Iterator[dict[str, str]]:
 
 
 def run_job(url: str, job: str, num: int, frontend: str, folders: str) -> dict[str, Any]:
-    """Run one job in a separate process."""
+    """Run one job in a separate process, and return the job's JSON."""
     path = os.pathsep.join(each for each in (str(ROOT), folders) if each)
     done = subprocess.run(
         [
@@ -131,7 +131,7 @@ def run_job(url: str, job: str, num: int, frontend: str, folders: str) -> dict[s
 
 
 def compare(url: str, job: str, num: int, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Programs a second of each side, alternately, and whether all answers are the same."""
+    """Run each side in turn; return programs per second, and whether all answers agree."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     answers: dict[str, list[str]] = {}
@@ -155,7 +155,7 @@ def compare(url: str, job: str, num: int, sides: dict[str, Any], rounds: int) ->
 
 
 def main() -> None:
-    """Run everything."""
+    """Run all comparisons, print the results, and write them to a file if one is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference", default="", help="folders with `sglang`, joined by colons")
     parser.add_argument("--rounds", type=int, default=3)

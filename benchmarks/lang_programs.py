@@ -1,8 +1,8 @@
-"""The programs of `benchmarks.lang`; each job runs in a separate process, on either frontend.
+"""The programs of `benchmarks.lang`; each job runs in a separate process, with either frontend.
 
     python benchmarks/lang_programs.py --frontend headrace|sglang --url URL --job JOB --num N
 
-Prints one JSON object. Only names that both frontends have are used here.
+The job prints one JSON object. The programs use only names that both frontends have.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CHOICES = [" London", " Paris", " Berlin"]
 
 
 def questions(num: int) -> list[dict[str, str]]:
-    """The arguments of `num` programs."""
+    """Return the arguments of `num` programs."""
     return [{"question": f"What is {number % 97} + {number % 89}?"} for number in range(num)]
 
 
 def make_programs(sgl: Any) -> tuple[Any, Any]:
-    """One that answers, and one that chooses."""
+    """Return two programs: one generates an answer, and one selects among choices."""
 
     @sgl.function
     def ask(s: Any, question: str) -> None:
@@ -94,7 +94,10 @@ async def plain_client(url: str, num: int, at_once: int, prompts: list[str]) -> 
 
 
 def run_kinds(sgl: Any) -> list[str]:
-    """The results of several kinds of programs: turns, branch, forks, form, stream, batch."""
+    """Run several kinds of programs and return their texts.
+
+    The kinds are turns, a branch, forks, a form, a stream and a batch.
+    """
     greedy = {"temperature": 0, "max_tokens": 24, "stop": "\n"}
 
     @sgl.function
@@ -141,7 +144,7 @@ def run_kinds(sgl: Any) -> list[str]:
 
 
 def hold_programs(sgl: Any, num: int) -> dict[str, Any]:
-    """Programs with unread generations, all alive."""
+    """Start `num` programs whose answers are not read yet, and measure what they hold."""
     ask, _ = make_programs(sgl)
     ask.run(question="Warm up.").sync()
     before = _resident_bytes()
@@ -166,7 +169,7 @@ def _resident_bytes() -> int:
 
 
 def main() -> None:
-    """Run one job."""
+    """Run one job and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frontend", default="headrace")
     parser.add_argument("--url", required=True)
@@ -177,7 +180,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=256)
     options = parser.parse_args()
     sgl = importlib.import_module(options.frontend)
-    # The markup is set explicitly: the frontends find it in different places.
+    # The chat template is set explicitly, because the two frontends look for it in different
+    # places.
     backend = sgl.RuntimeEndpoint(options.url, chat_template_name="chatml")
     sgl.set_default_backend(backend)
     if options.job == "hold":

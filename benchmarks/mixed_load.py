@@ -1,15 +1,16 @@
-"""A day's load in miniature: clients of every wire come and go while processes are killed.
+"""Runs many kinds of clients against a server for a while, and kills its processes meanwhile.
 
     python -m benchmarks.mixed_load [--minutes 40] [--clients 6] [--kill-every 60] [--pool 384]
         [--json FILE] [--plot FILE.svg] [--samples FILE] [SERVER OPTIONS]
 
-Starts `python -m server.launch` (`demo-vision` with adapters, unless `--model-path` is among the
-server's options), and starts its front again whenever it ends. Requests of all APIs are streamed
-and whole, greedy and seeded, with grammars, tools, adapters, images, several samples; some clients
-read slowly, leave, abort, or send what must be refused. Each answer is compared with the one that
-was read before anything was killed. `kill -9` ends one random process a minute, the front half as
-often as each other one, so that its memory can be seen for longer; `--kill-every 0` ends none.
-`--pool` is low, so that requests are retracted and recomputed. Exit code 1 if anything was wrong.
+This starts `python -m server.launch` (`demo-vision` with adapters, unless `--model-path` is among
+the server's options), and starts the front again whenever it ends. The requests use all APIs. They
+are streamed and whole, greedy and seeded, and use grammars, tools, adapters, images and several
+samples. Some clients read slowly, leave early, abort, or send a request that must be refused. Each
+answer is compared with the answer to the same request before anything was killed. Once a minute
+`kill -9` ends one random process. The front is chosen half as often as any other process, so that
+its memory can be observed for longer; `--kill-every 0` kills nothing. `--pool` is small, so that
+requests are retracted and recomputed. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ COUNTERS = ("num_resumed_requests_total", "num_retractions_total", "generation_t
 _MODEL = "demo-vision"
 _RANK = 4
 _ADAPTERS = ("sql", "verse", "short")
-# They count what is under way, and are 0 once nothing is.
+# Metrics that count requests under way; all are 0 when nothing runs.
 GAUGES = (
     "num_running_reqs",
     "num_queue_reqs",
@@ -77,7 +78,7 @@ GAUGES = (
 )
 
 
-# Names of outcomes in the plot.
+# Short names of the outcomes, for the plot.
 _SHORT = {
     ANSWERED_400: "400",
     ANSWERED_503: "503",
@@ -86,7 +87,7 @@ _SHORT = {
 
 
 def write_adapter(folder: Path, model_folder: Path, seed: int) -> Path:
-    """Write a random adapter of all linear layers, as PEFT does."""
+    """Write a random adapter for all linear layers, in PEFT's file format."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -115,7 +116,7 @@ async def _wait_ready(client: httpx.AsyncClient) -> None:
 
 
 async def metrics(client: httpx.AsyncClient, names: Sequence[str]) -> dict[str, float]:
-    """Return each of these metrics, summed over replicas and adapters."""
+    """Return the named metrics, each summed over replicas and adapters."""
     text = (await client.get("/metrics")).text
     found = re.findall(r"^sglang:(\w+)\{.*\} (\S+)$", text, re.MULTILINE)
     totals = dict.fromkeys(names, 0.0)
@@ -126,19 +127,19 @@ async def metrics(client: httpx.AsyncClient, names: Sequence[str]) -> dict[str, 
 
 
 class Killer:
-    """Ends a random process every so often, and notes when the server is ready again."""
+    """Kills a random process at intervals, and notes when the server is ready again."""
 
     def __init__(
         self, server: SupervisedServer, client: httpx.AsyncClient, traffic: Traffic, seed: int
     ) -> None:
-        """End processes of `server`, and tell `traffic`."""
+        """Prepare to kill processes of `server`; each kill is noted in `traffic`."""
         self._server = server
         self._client = client
         self._traffic = traffic
         self._rng = random.Random(seed)
 
     async def run(self, every_s: float, until: float) -> None:
-        """Kill one process every `every_s` seconds."""
+        """Kill one process every `every_s` seconds, until the time `until`."""
         next_at = time.monotonic() + every_s
         while next_at < until - every_s / 2:
             await asyncio.sleep(max(next_at - time.monotonic(), 0))
@@ -156,7 +157,7 @@ class Killer:
             await self._wait_back(kill, by_kind[kind])
 
     async def _wait_back(self, kill: Kill, pid: int) -> None:
-        """Wait until the server is ready, without the process that was killed."""
+        """Wait until the server is ready again and the killed process has a successor."""
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < deadline:
             kinds = self._server.processes()
@@ -171,19 +172,19 @@ class Killer:
 
 
 class Totals:
-    """Counters of a server whose processes begin again at 0.
+    """Sums of the server's counters, which begin again at 0 when a process is restarted.
 
     Attributes:
-        counts: since the begin, as far as they were seen.
+        counts: totals since the start of the run, as far as they were read before a restart.
     """
 
     def __init__(self) -> None:
-        """Begin at 0."""
+        """Begin with all counts at 0."""
         self.counts = dict.fromkeys(COUNTERS, 0.0)
         self._last = dict.fromkeys(COUNTERS, 0.0)
 
     async def read(self, client: httpx.AsyncClient) -> None:
-        """Add what the counters have grown by."""
+        """Read the counters, and add the growth since the last reading."""
         try:
             now = await metrics(client, COUNTERS)
         except httpx.HTTPError:
@@ -202,7 +203,7 @@ async def _watch(watch: Watch, totals: Totals, client: httpx.AsyncClient) -> Non
 
 
 async def _settle(client: httpx.AsyncClient) -> dict[str, float]:
-    """Return the gauges once all are 0, or after a while."""
+    """Wait until all gauges are 0, or until a time limit; return the gauges."""
     deadline = time.monotonic() + _SETTLE_S
     while True:
         found = await metrics(client, GAUGES)
@@ -212,7 +213,7 @@ async def _settle(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def run(options: argparse.Namespace, extra: list[str], folder: Path) -> dict[str, Any]:
-    """Run the load, and return what came of it."""
+    """Run the load and return the results."""
     port = free_port()
     command = [sys.executable, "-m", "server.launch", "--port", str(port)]
     adapters: tuple[str, ...] = ()
@@ -287,7 +288,7 @@ async def run(options: argparse.Namespace, extra: list[str], folder: Path) -> di
 
 
 def processes(lives: list[Life]) -> dict[str, dict[str, Any]]:
-    """Return memory and descriptors of each kind of process: level, peak and slope."""
+    """Return memory and descriptors for each kind of process: level, peak and slope."""
     found = {}
     for kind in dict.fromkeys(life.kind for life in lives):
         own = [life for life in lives if life.kind == kind]
@@ -307,7 +308,7 @@ def processes(lives: list[Life]) -> dict[str, dict[str, Any]]:
 
 
 def draw(result: dict[str, Any]) -> str:
-    """Draw memory, descriptors and outcomes of a run."""
+    """Return a plot of memory, descriptors and outcomes over a run."""
     marks = [kill["at_s"] / 60 for kill in result["kills"]]
 
     def lines_of(column: str, only: str = "") -> list[Line]:
@@ -341,7 +342,7 @@ def draw(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print the results; 1 if anything was wrong."""
+    """Run the load and print the results; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--clients", type=int, default=6)

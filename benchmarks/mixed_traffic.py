@@ -1,4 +1,4 @@
-"""Clients that come and go, and what became of each request, for `benchmarks.mixed_load`."""
+"""Clients that come and go, and the outcome of each request, for `benchmarks.mixed_load`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from PIL import Image, ImageDraw
 from benchmarks.wire_streams import Reading, Stream, first_difference, is_beginning, read, streams
 
 _TIMEOUT_S = 120.0
-# Requests of one client, which then goes.
+# The most requests that one client sends before it disconnects.
 _MOST_REQUESTS = 12
 _THINKING_S = 0.6
 _SLOW_S = 0.05
-# A client that was refused waits, as `Retry-After` asks.
+# A client whose request was refused waits this long, as the header `Retry-After` asks.
 _REFUSED_S = 1.0
 _LEAVES_WITHIN_S = 0.6
-# What a client notices of a process's end may come this much later than the end.
+# A client may notice the end of a process this many seconds late.
 _NOTICE_S = 2.0
-# Without one of these the server is not ready; the others start again with their next job.
+# The server is not ready without these processes; other processes are started again with their next
+# job.
 KEPT_RUNNING = ("front", "worker", "detokenizer")
 ANSWERED_400 = "refused with 400, as it must be"
 ANSWERED_503 = "refused with 503 while no worker was ready"
@@ -47,15 +48,15 @@ _BAD: Sequence[tuple[str, dict[str, Any]]] = (
 
 
 def requests(num_tokens: int, *, sees: bool, adapters: Sequence[str]) -> list[Stream]:
-    """Return requests of all wires, each with an answer of its own.
+    """Return requests for all APIs, each with a different answer.
 
     Args:
         num_tokens: most tokens of an answer.
         sees: whether the model takes images.
-        adapters: names of adapters (LoRA) that the server has.
+        adapters: names of the server's adapters (LoRA).
     """
     found = streams(48, num_tokens, has_grammars=True)
-    # The same wires, answered whole.
+    # The same APIs, with answers that are not streamed.
     found += [_answered_whole(each) for each in streams(24, num_tokens, has_grammars=True)]
     sampling = {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
     for index, name in enumerate(adapters):
@@ -119,12 +120,12 @@ def _picture(index: int, colour: str) -> str:
 
 @dataclass
 class Kill:
-    """One process that was ended.
+    """One process that was killed.
 
     Attributes:
-        kind: `front`, `worker`, ...
-        at: `time.monotonic()`.
-        ready_at: when the server was ready again; infinite before.
+        kind: kind of the process: `front`, `worker`, ...
+        at: time of the kill, by `time.monotonic()`.
+        ready_at: time when the server was ready again; infinite until then.
     """
 
     kind: str
@@ -134,13 +135,13 @@ class Kill:
 
 @dataclass
 class Outcomes:
-    """What became of all requests.
+    """The outcomes of all requests.
 
     Attributes:
-        counts: by outcome.
-        times: `time.monotonic()` and outcome of each.
-        wrong: what should not have been.
-        num_events: that were read.
+        counts: number of requests by outcome.
+        times: `time.monotonic()` and outcome of each request.
+        wrong: descriptions of all errors.
+        num_events: number of stream events that were read.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -149,7 +150,7 @@ class Outcomes:
     num_events: int = 0
 
     def note(self, outcome: str, wrong: str = "") -> None:
-        """Count one request; `wrong` says what should not have been."""
+        """Count one request; `wrong` describes its error, if there was one."""
         self.counts[outcome] += 1
         self.times.append((time.monotonic(), outcome))
         if wrong:
@@ -158,7 +159,7 @@ class Outcomes:
     def note_failure(
         self, begin: float, reading: Reading, what: str, kills: Sequence[Kill]
     ) -> None:
-        """Count a request without its answer, which is right only beside the end of a process."""
+        """Count a request that failed; without a kill at about that time, it is an error."""
         now = time.monotonic()
         beside = [kill for kill in kills if kill.at <= now and begin <= kill.ready_at + _NOTICE_S]
         if reading.is_broken and any(kill.kind == "front" for kill in beside):
@@ -172,15 +173,15 @@ class Outcomes:
 
 
 class Traffic:
-    """Clients that send random ones of the requests.
+    """Clients that each send random requests out of a list.
 
     Attributes:
-        outcomes: so far.
-        kills: of the server's processes; whoever kills adds to them.
+        outcomes: the outcomes so far.
+        kills: kills of the server's processes, which the killer appends.
     """
 
     def __init__(self, url: str, wanted: Sequence[Stream], seed: int) -> None:
-        """Send `wanted` to `url`."""
+        """Prepare to send the requests `wanted` to the server at `url`."""
         self._url = url
         self._wanted = wanted
         self._rng = random.Random(seed)
@@ -189,7 +190,7 @@ class Traffic:
         self.kills: list[Kill] = []
 
     async def learn(self, num_clients: int) -> None:
-        """Read each answer once; nothing is killed meanwhile."""
+        """Read each answer once while nothing is killed, to know the right answers."""
         self._undisturbed = [Reading() for _ in self._wanted]
         left = list(zip(self._wanted, self._undisturbed, strict=True))
 
@@ -207,11 +208,11 @@ class Traffic:
         assert not failed, failed
 
     def _client(self) -> httpx.AsyncClient:
-        # Certificates are not read: that takes longer than most requests.
+        # TLS certificates are not loaded, because loading them takes longer than most requests.
         return httpx.AsyncClient(base_url=self._url, timeout=_TIMEOUT_S, verify=False)
 
     async def come_and_go(self, number: int, until: float) -> None:
-        """One client after the other, each with connections of its own."""
+        """Run one client after another until `until`; each opens its own connections."""
         count = 0
         while time.monotonic() < until:
             async with self._client() as client:
@@ -224,7 +225,7 @@ class Traffic:
                     await asyncio.sleep(pause_s if is_answered else _REFUSED_S)
 
     async def _send(self, client: httpx.AsyncClient, name: str) -> bool:
-        """Send one request; return whether there was an answer."""
+        """Send one request; return whether it was answered."""
         how = self._rng.choice(_HOW)
         begin = time.monotonic()
         if how == "bad":

@@ -1,10 +1,11 @@
-"""A mixture of experts on a CPU: our engine beside `transformers` generate, in one run.
+"""Times a mixture of experts on a CPU: our engine and `transformers` generate, in one run.
 
     python -m benchmarks.moe_cpu [--dtype bfloat16 float32] [--batch 1 8] [--json out.json]
 
-Both sides get random weights of Qwen1.5-MoE-A2.7B's shape, cut to a few layers; the rest is as in
-`benchmarks.cpu_engine`. `transformers` has several ways to compute experts (`--experts`). Ours is
-compared with the fastest measured one, which has been the default, `grouped_mm`, at every batch.
+Both sides get random weights of Qwen1.5-MoE-A2.7B's shape, with only a few layers. The method is
+that of `benchmarks.cpu_engine`. `transformers` has several ways to compute experts (`--experts`).
+Our engine is compared with the fastest of those that were measured; at every batch this has been
+the default, `grouped_mm`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import write_shape
 
 SHAPE = "moe-4"
-# Both sides' weights must be in memory at once: this many layers fit into 24 GB in float32.
+# The weights of both sides are in memory at the same time; this many layers fit into 24 GB in
+# float32.
 MOST_LAYERS = {"bfloat16": 4, "float32": 2}
 EXPERTS = ("grouped_mm", "batched_mm", "eager")
 
 
 async def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one dtype; the sides alternate."""
+    """Return all figures of one dtype."""
     layers = min(options.layers, MOST_LAYERS[dtype])
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = write_shape(SHAPE, Path(name) / SHAPE)
@@ -49,7 +51,7 @@ async def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
 async def compare(
     dtype: str, engine: EngineTarget, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Both sides alternately, ours on `engine`, `transformers` on the shape in `folder`."""
+    """Time both sides in turns: ours on `engine`, and `transformers` on the model in `folder`."""
     ours = Ours(engine)
     result: dict[str, Any] = {}
     theirs = None if options.ours_only else Transformers(folder, options.threads, dtype)

@@ -1,4 +1,4 @@
-"""A server under a supervisor, and what each of its processes holds: memory and descriptors."""
+"""Runs a server under a supervisor, and samples the memory and descriptors of its processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A young process fills its caches, which is not a leak.
+# In its first seconds a process fills its caches, and this growth is no leak.
 _SETTLING_S = 90.0
 _MIN_SAMPLES = 6
 _RESTART_DELAY_S = 0.5
-# The last word of each process's command line.
+# Maps the last word of a process's command line to the kind of process.
 _KINDS = {
     "scheduler": "worker",
     "detokenizer": "detokenizer",
@@ -26,14 +26,14 @@ _KINDS = {
 
 
 class SupervisedServer:
-    """A server that is started again whenever its front ends, as by systemd.
+    """A server that is started again whenever its front ends, as systemd would do.
 
     Attributes:
-        num_starts: of the front.
+        num_starts: number of starts of the front.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        """Run `command`; its output is appended to `log`."""
+        """Prepare to run `command`; the server's output is appended to `log`."""
         self._command = command
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -42,7 +42,7 @@ class SupervisedServer:
         self.num_starts = 0
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the server in the background, without waiting."""
         self._task = asyncio.create_task(self._keep_running())
 
     async def _keep_running(self) -> None:
@@ -57,7 +57,7 @@ class SupervisedServer:
                     await asyncio.sleep(_RESTART_DELAY_S)
 
     async def stop(self) -> int:
-        """End it in good order, and return the exit code."""
+        """Stop the server with SIGTERM, and return its exit code."""
         self._is_stopping = True
         assert self._task is not None
         if self._process is None:
@@ -69,7 +69,7 @@ class SupervisedServer:
         return self._process.returncode or 0
 
     def processes(self) -> dict[int, str]:
-        """Living processes by id: `front`, `worker`, `detokenizer`, ..."""
+        """Return the kind of each living process by id: `front`, `worker`, `detokenizer`, ..."""
         if self._process is None or self._process.returncode is not None:
             return {}
         front = self._process.pid
@@ -89,20 +89,23 @@ def _descendants(pid: int) -> dict[int, str]:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{child}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             name = words[-1].decode(errors="replace")
-            # Forks of single jobs are grandchildren, and do not live long enough to be watched.
+            # Forks for single jobs are grandchildren of the front; they are too short-lived to be
+            # watched.
             found[child] = _KINDS.get(name, name.rpartition(".")[2])
     return found
 
 
 @dataclass
 class Life:
-    """One process, from its start to its end.
+    """The samples of one process, from its start to its end.
 
     Attributes:
-        times: seconds from the begin of the run, one for each sample.
-        pss_mb: proportional set size: its memory, and its part of what it shares.
-        own_mb: memory that belongs to no file, MB; other processes of the machine do not change it.
-        descriptors: number of open descriptors.
+        times: seconds from the beginning of the run, one for each sample.
+        pss_mb: proportional set size in MB, which is the process's own memory plus its part of
+            shared memory.
+        own_mb: memory in MB that belongs to no file; other processes of the machine do not change
+            it.
+        descriptors: number of open file descriptors.
     """
 
     kind: str
@@ -116,11 +119,11 @@ class Watch:
     """Samples of every process of a server.
 
     Attributes:
-        lives: by process id.
+        lives: the samples by process id.
     """
 
     def __init__(self, server: SupervisedServer, begin: float) -> None:
-        """Watch; times count from `begin`, by `time.monotonic()`."""
+        """Prepare to watch `server`; times count from `begin`, by `time.monotonic()`."""
         self._server = server
         self._begin = begin
         self.lives: dict[int, Life] = {}
@@ -144,9 +147,10 @@ def _megabytes(memory: str, name: str) -> float:
 
 
 def slope_per_hour(lives: Sequence[Life], column: str) -> float | None:
-    """Growth of a column of all lives together, each with its own level, by least squares.
+    """Return the growth of a column per hour, fitted by least squares over all lives.
 
-    The first 90 s of each life do not count. `None` if too little is left.
+    Each life has its own level in the fit. The first 90 s of each life do not count. The result is
+    `None` if too few samples are left.
     """
     covariance = variance = 0.0
     for life in lives:

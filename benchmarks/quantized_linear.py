@@ -1,13 +1,13 @@
-"""Products with stored forms, beside the machine's reads of memory and its other products.
+"""Times products with quantized weights on a CPU, and compares them with reads of memory.
 
 `python -m benchmarks.quantized_linear [--models 135m,0.5b] [--forms q4_0,q4_k] [--tokens 1,8]`
 
-For each model, form and number of tokens: microseconds of all linears of one layer and of the head,
-the bytes of their packed weights per second, and billions of multiplications per second. Weights
-are random, a fresh copy for each layer until they are far larger than the caches, as in a model.
-With one row the speed to look at is GB/s, beside `read`: a sum over memory of the same size by the
-same threads, in turns with the products. `process` is processor time, which a busy neighbour moves
-less.
+The figures for each model, form and number of tokens are: microseconds of all linear layers of one
+layer and of the head, bytes of packed weights per second, and billions of multiplications per
+second. Weights are random. There are copies for several layers, until they are far larger than the
+caches, as in a model. With one row, the important figure is GB/s. It should be compared with
+`read`: a sum over memory of the same size with the same threads, timed in turns with the products.
+`process` is processor time, which other load on the machine changes less.
 """
 
 import argparse
@@ -25,19 +25,20 @@ from kernels.linear import pack as pack_floats
 from kernels.quantized_linear import FORMS, QuantizedLinear, StoredMatrix, pack
 from kernels.quantized_linear.cpu import dots_name
 
-# Hidden, rows of query-key-value, heads times their width, intermediate, vocabulary.
+# Each entry: hidden size, rows of the query-key-value weight, width of all heads, intermediate
+# size, vocabulary.
 MODELS = {
     "135m": (576, 960, 576, 1536, 49152),
     "0.5b": (896, 1152, 896, 4864, 151936),
 }
-# Of K forms: where rows are no whole blocks, as llama.cpp's own fallbacks.
+# K forms need whole blocks of 256 values; other rows get these forms instead, as in llama.cpp.
 FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 FALLBACKS["iq4_xs"] = "iq4_nl"
 WORKING_SET = 400_000_000
 
 
 def stored(form: str, rows: int, columns: int) -> StoredMatrix:
-    """Random bits with scales of 2^-10 or so."""
+    """Return a random matrix in a stored form, with scales of about 2^-10."""
     if columns % FORMS[form].block_values:
         form = FALLBACKS[form]
     layout = FORMS[form]
@@ -66,7 +67,7 @@ def read_speed(num_bytes: int) -> Callable[[], object]:
 
 
 def measure(calls: dict[str, Callable[[], object]], budget_s: float) -> dict[str, dict[str, float]]:
-    """Wall and processor microseconds, best and median, of calls that take turns."""
+    """Run the calls in turns; return the best and median wall and processor microseconds."""
     wall: dict[str, list[float]] = {name: [] for name in calls}
     busy: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -89,7 +90,7 @@ def measure(calls: dict[str, Callable[[], object]], budget_s: float) -> dict[str
 
 
 def run_all(weights: list[QuantizedLinear], inputs: dict[int, Tensor]) -> Callable[[], object]:
-    """All products after one another; between them nothing that takes time."""
+    """Return a function that computes all products one after another."""
     pairs = [(w, inputs[w.in_features], torch.empty(0)) for w in weights]
     outs = [(w, x, x.new_empty(len(x), w.out_features)) for w, x, _ in pairs]
 
@@ -103,7 +104,7 @@ def run_all(weights: list[QuantizedLinear], inputs: dict[int, Tensor]) -> Callab
 def figures(
     model: str, form: str, tokens: int, budget_s: float, dtype: torch.dtype
 ) -> dict[str, object]:
-    """Measure one form at one number of tokens."""
+    """Measure one form with one number of tokens."""
     hidden, _, heads, inter, vocab = MODELS[model]
     first = layer(model, form)
     size = sum(weight.size_bytes for weight in first)
@@ -132,7 +133,7 @@ def figures(
 
 
 def floats(model: str, tokens: int, budget_s: float, dtype: torch.dtype) -> dict[str, object]:
-    """Return the same layer with a weight of `dtype`, for the kernels of `kernels.linear`."""
+    """Measure the same layer with unquantized weights, in the kernels of `kernels.linear`."""
     hidden, qkv, heads, inter, _ = MODELS[model]
     shapes = ((qkv, hidden), (hidden, heads), (2 * inter, hidden), (hidden, inter))
     size = sum(rows * columns for rows, columns in shapes) * dtype.itemsize

@@ -1,11 +1,12 @@
-"""Routers of other projects before two servers, of which one is killed and one drained.
+"""Checks other projects' routers with two servers of ours, one of which is killed or drained.
 
     python -m benchmarks.routers --router sglang-router|smg|vllm-router [--requests 200]
         [--python PYTHON] [--json FILE]
 
-`PYTHON` is the interpreter whose environment has the router; by default the benchmark's own. The
-requests belong to sessions with a common beginning each: chat or `/generate`, streamed or whole. An
-answer is right if it is complete and its text equals the text of a server that was asked directly.
+`PYTHON` is the interpreter whose environment has the router; the default is the benchmark's own.
+The requests belong to sessions, and those of a session begin with the same text. They use chat or
+`/generate`, streamed or whole. An answer is right if it is complete and its text equals the answer
+of a server that was asked directly.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ ROUTERS = {
     "smg": "smg.launch_router",
     "vllm-router": "vllm_router.launch_router",
 }
-# A server that vanishes or comes back is noticed within seconds instead of minutes.
+# With these options a router notices within seconds, not minutes, that a server is gone or back.
 _HEALTH = "--health-check-interval-secs 1 --health-failure-threshold 2 --health-success-threshold 1"
-# With sglang-router's default, 10 failures, a request got a 503 while a server drained: probably it
-# used up its five retries there before the breaker opened.
+# With sglang-router's default of 10 failures, one request got a 503 while a server drained.
+# Probably all five of its retries went to that server before the circuit breaker opened.
 _BREAKER = "--cb-failure-threshold 3 --cb-timeout-duration-secs 2 --worker-startup-check-interval 1"
 _NUM_AT_ONCE = 16
-# Odd, so that a router that takes two servers in turn sends a session to both.
+# Odd, so that a router that alternates between two servers sends each session to both.
 _NUM_SESSIONS = 21
 _NUM_TOKENS = 24
 _TIMEOUT_S = 120.0
@@ -49,17 +50,17 @@ _SERVED = re.compile(r"POST /(generate|v1/chat/completions)\b.* 200\b")
 
 
 class Server:
-    """One `python -m server.launch` of the demo model, which keeps its port when started again."""
+    """One `python -m server.launch` of the demo model; after a restart it has the same port."""
 
     def __init__(self, folder: Path) -> None:
-        """Write its log into `folder`."""
+        """Choose a port; the server's log is written into `folder`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"{self.port}.log"
         self.process: asyncio.subprocess.Process
 
     async def start(self) -> None:
-        """Start it, and return once it is ready."""
+        """Start the server, and return once it is ready."""
         command = [sys.executable, "-m", "server.launch", "--model-path", "demo-toy"]
         command += ["--port", str(self.port), "--context-length", "1024", "--enable-cache-report"]
         with self._log.open("w") as log:
@@ -68,24 +69,25 @@ class Server:
 
     @property
     def num_served(self) -> int:
-        """How many requests it has answered since it was started."""
+        """Return how many requests the server has answered since its last start."""
         return len(_SERVED.findall(self._log.read_text()))
 
     async def in_flight(self, client: httpx.AsyncClient) -> int:
-        """How many requests it has accepted and not finished."""
+        """Return how many requests the server has accepted and not finished."""
         loads = (await client.get(f"{self.url}/v1/loads")).json()["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
 @dataclass
 class Outcome:
-    """What became of a request.
+    """The outcome of one request.
 
     Attributes:
-        text: of the answer, as far as it came.
-        failure: `refused` with a status, `cut` in mid-answer; empty if it was read to its end.
-        num_prompt: prompt tokens.
-        num_cached: those of them that the server had cached.
+        text: text of the answer, as far as it was received.
+        failure: `refused` with a status, or `cut` for an answer that broke off; empty for a
+            complete answer.
+        num_prompt: number of prompt tokens.
+        num_cached: number of prompt tokens that the server had cached.
     """
 
     text: str = ""
@@ -95,7 +97,7 @@ class Outcome:
 
 
 def request(index: int, name: str) -> tuple[str, dict[str, Any]]:
-    """Return path and body of request `index` of a run; runs of other names share no prefix."""
+    """Return path and body of request `index`; runs with different names share no prefix."""
     session = index % _NUM_SESSIONS
     text = f"{name} {session}. " + f"The miller of house {session} opens the gate. " * 20
     text += f"Question {index // _NUM_SESSIONS}: what is the capital of France?"
@@ -136,7 +138,8 @@ async def ask(client: httpx.AsyncClient, url: str, path: str, body: dict[str, An
             elif not body.get("stream"):
                 _take(outcome, json.loads(await response.aread()))
             else:
-                # Without this line the stream was cut, even if the router ended it properly.
+                # If this line is missing, the stream broke off, even if the router closed it
+                # properly.
                 is_complete = False
                 async for line in response.aiter_lines():
                     is_complete = is_complete or line == "data: [DONE]"
@@ -151,7 +154,7 @@ async def ask(client: httpx.AsyncClient, url: str, path: str, body: dict[str, An
 async def ask_all(
     client: httpx.AsyncClient, url: str, count: int, name: str, done: list[Outcome]
 ) -> list[Outcome]:
-    """Send the requests of a run, sixteen at a time; `done` grows with each that ends."""
+    """Send the requests of a run, sixteen at a time; each outcome is appended to `done`."""
     numbers = iter(range(count))
     outcomes = [Outcome()] * count
 
@@ -165,10 +168,10 @@ async def ask_all(
 
 
 class Fleet:
-    """Two servers and a router before them."""
+    """Two servers behind one router."""
 
     def __init__(self, router: str, python: str, folder: Path, client: httpx.AsyncClient) -> None:
-        """`router` is one of `ROUTERS`, which `python` can import."""
+        """Prepare the servers; `router` is a key of `ROUTERS`, which `python` can import."""
         self.servers = [Server(folder), Server(folder)]
         self._module, self._python, self._folder = ROUTERS[router], python, folder
         self._client = client
@@ -177,7 +180,7 @@ class Fleet:
         self._url = ""
 
     async def route(self, policy: str) -> float:
-        """Start a router with `policy`; return the seconds until it had registered both servers."""
+        """Start a router with `policy`; return the seconds until both servers are registered."""
         await self.stop_router()
         for server in self.servers:
             (await self._client.post(f"{server.url}/flush_cache")).raise_for_status()
@@ -196,12 +199,13 @@ class Fleet:
     async def stop_router(self) -> None:
         """Stop the router, if one runs."""
         if self._router is not None and self._router.returncode is None:
-            # Some wait for open connections after SIGTERM; no request is open here.
+            # Some routers wait for open connections after SIGTERM; no request is open here, so the
+            # router is killed.
             self._router.kill()
             await self._router.wait()
 
     async def stop(self) -> None:
-        """Stop everything."""
+        """Stop the router and both servers."""
         await self.stop_router()
         for server in self.servers:
             if server.process.returncode is None:
@@ -216,7 +220,7 @@ class Fleet:
         return sum(_is_healthy(each) for each in workers) == count
 
     async def _counts(self, outcomes: list[Outcome], name: str) -> dict[str, Any]:
-        """Compare with what a server answers directly, and count."""
+        """Compare the outcomes with a server's direct answers; count wrong ones and failures."""
         if name not in self._expected:
             direct = await ask_all(self._client, self.servers[0].url, len(outcomes), name, [])
             assert not any(each.failure for each in direct)
@@ -234,7 +238,7 @@ class Fleet:
         }
 
     async def undisturbed(self, count: int) -> dict[str, Any]:
-        """Send requests with both servers running."""
+        """Send requests while both servers run."""
         served = [server.num_served for server in self.servers]
         outcomes = await ask_all(self._client, self._url, count, "Mill", [])
         served = [
@@ -243,7 +247,7 @@ class Fleet:
         return {**await self._counts(outcomes, "Mill"), "busiest_share": max(served) / count}
 
     async def disturbed(self, count: int, number: signal.Signals) -> dict[str, Any]:
-        """Send `number` to a server after a third of the requests; start it again afterwards."""
+        """Send the signal `number` to a server after a third of the requests; restart it later."""
         name, victim, done = number.name, self.servers[1], list[Outcome]()
         running = asyncio.create_task(ask_all(self._client, self._url, count, name, done))
 
@@ -259,7 +263,7 @@ class Fleet:
         await victim.start()
         began = time.monotonic()
         await until(lambda: self._sees(2))
-        # New sessions, which the router may send to the empty server.
+        # Send new sessions, because the router may send these to the empty server.
         for attempt in itertools.count():
             again = await ask_all(self._client, self._url, _NUM_AT_ONCE, f"New {attempt}", [])
             result["failed_after"] = sum(bool(each.failure) for each in again)
@@ -273,7 +277,7 @@ def _is_healthy(worker: dict[str, Any]) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition; an assertion fails after two minutes."""
+    """Wait until the condition holds; raise AssertionError after two minutes."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not await condition():
         assert time.monotonic() < deadline, "waited for two minutes"
@@ -281,7 +285,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def measure(router: str, python: str, count: int) -> dict[str, Any]:
-    """Run everything before one router."""
+    """Run all measurements with one router."""
     with tempfile.TemporaryDirectory(prefix="bench-routers-") as folder:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits) as client:
@@ -300,7 +304,7 @@ async def measure(router: str, python: str, count: int) -> dict[str, Any]:
 
 
 def problems(results: dict[str, Any]) -> list[str]:
-    """Say what no router may show: wrong answers, and failures other than by the kill."""
+    """Return the errors: wrong answers, and failures that the kill does not explain."""
     found = []
     for name in ("round_robin", "cache_aware", "killed", "drained"):
         result = results[name]
@@ -318,7 +322,7 @@ def problems(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Print the results; 1 if `problems` finds any."""
+    """Print the results; return 1 if `problems` finds any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--router", choices=ROUTERS, required=True)
     parser.add_argument("--requests", type=int, default=200)

@@ -1,10 +1,10 @@
-"""The client cost of `bench serving`: how many events a second it can follow.
+"""Measures the client's cost in `bench serving`: how many events per second it can read.
 
     python -m benchmarks.serving_client [--streams 64] [--tokens 256] [--processes 1]
 
-A bare server in a separate process writes answers that were encoded in advance: the native API's,
-cumulative, each event with all ids so far. The client's CPU time per event limits what it can
-measure: at 33 us one process follows 30,000 tokens a second.
+A bare server in a separate process sends answers that were encoded in advance. Events of the native
+API are cumulative: each has all ids so far. The client's CPU time per event limits what it can
+measure. For example, at 33 us per event one process can follow 30,000 tokens per second.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def main() -> None:
             _measure(backend, int(server.stdout.readline()), options)
         finally:
             server.kill()
-            # Awaited only after the figures are read: its time would count as the clients'.
+            # The server's end is awaited only after the figures are read, because its CPU time
+            # would be added to the clients'.
             server.wait()
 
 

@@ -1,11 +1,11 @@
-"""Mixed streams while processes are killed: every byte as undisturbed, and how long each paused.
+"""Kills server processes under mixed streams, and checks that no byte of any stream changes.
 
     python -m benchmarks.survival [--streams 64] [--tokens 96] [--rounds 1] [--json FILE]
         [--disturb worker,worker-twice,prompts,detokenizer,restart] [SERVER OPTIONS]
 
-Starts `python -m server.launch` (`demo-toy` unless `--model-path` is among the server's options),
-runs streams of all wires undisturbed, then runs the same ones once for each disturbance. A pause is
-the longest time without a byte in a stream that was open when its process was killed.
+This starts `python -m server.launch` (`demo-toy`, unless `--model-path` is among the server's
+options). Streams of all APIs run once undisturbed, and then once for each disturbance. The pause of
+a stream is the longest time without a byte, if the stream was open when a process was killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIMEOUT_S = 240.0
 
 
 def children(pid: int, name: str) -> list[int]:
-    """Processes that the server `pid` has started and that are called `name`, oldest first."""
+    """Return the child processes of `pid` that are called `name`, oldest first."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -56,20 +56,20 @@ class Victim:
     """
 
     def __init__(self, url: str, pid: int) -> None:
-        """Disturb the server at `url`, whose front is process `pid`."""
+        """Prepare to disturb the server at `url`, whose front is process `pid`."""
         self.url = url
         self._pid = pid
         self.killed_at = 0.0
 
     def kill(self, name: str) -> None:
-        """End the newest process called `name` with SIGKILL."""
+        """Kill the newest process called `name` with SIGKILL."""
         self.killed_at = self.killed_at or time.monotonic()
         os.kill(children(self._pid, name)[-1], signal.SIGKILL)
 
     async def run(
         self, wanted: list[Stream], disturb: Callable[[Victim, list[Reading]], Awaitable[None]]
     ) -> list[Reading]:
-        """Read all streams while `disturb` is at work."""
+        """Read all streams while `disturb` runs."""
         self.killed_at = 0.0
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
@@ -86,7 +86,10 @@ class Victim:
         return readings
 
     async def all_admitted(self, readings: list[Reading]) -> None:
-        """Wait until the scheduler has every request: what comes while none is ready is refused."""
+        """Wait until the scheduler has admitted every request.
+
+        A request that arrives while no worker is ready would be refused.
+        """
         async with httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT_S) as client:
             deadline = time.monotonic() + _TIMEOUT_S
             num_known = 0
@@ -102,7 +105,7 @@ class Victim:
     async def slow_down(client: httpx.AsyncClient, seconds: float) -> None:
         """Make each step longer, so that no stream ends before the kill.
 
-        This waits until every replica is ready.
+        This also waits until every replica is ready.
         """
         deadline = time.monotonic() + _TIMEOUT_S
         body = {"forward_sleep_time": seconds}
@@ -112,10 +115,11 @@ class Victim:
 
 
 async def in_mid_answer(victim: Victim, readings: list[Reading]) -> None:
-    """Wait until most streams have their first events."""
+    """Wait until most streams have received their first events."""
     await victim.all_admitted(readings)
     deadline = time.monotonic() + _TIMEOUT_S
-    # Answers that are not streamed have no event before their end.
+    # Answers that are not streamed have no events before their end, so not all readings are
+    # awaited.
     while sum(len(each.times) > 3 for each in readings) < 0.75 * len(readings):
         assert time.monotonic() < deadline, "the streams did not begin"
         await asyncio.sleep(0.01)
@@ -141,7 +145,7 @@ async def _twice(victim: Victim, readings: list[Reading]) -> None:
     seen = [len(each.times) for each in readings]
     while sum(len(r.times) > s for r, s in zip(readings, seen, strict=True)) < len(seen) // 4:
         await asyncio.sleep(0.01)
-        # What the dead process had sent may still be read.
+        # For a second, a client may still read what the killed process had sent.
         if time.monotonic() < victim.killed_at + 1.0:
             seen = [len(each.times) for each in readings]
     victim.kill("scheduler")
@@ -170,7 +174,7 @@ DISTURBANCES: dict[str, Callable[[Victim, list[Reading]], Awaitable[None]]] = {
 
 
 async def measure(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
-    """Start a server, disturb it, and return pauses and differences."""
+    """Start a server and disturb it; return the pauses and the differences."""
     port = free_port()
     command = [sys.executable, "-m", "server.launch", "--port", str(port), "--log-level", "error"]
     if "--model-path" not in server:
@@ -213,7 +217,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 def main() -> int:
-    """Print the results; 1 if a stream failed or differs."""
+    """Print the results; return 1 if a stream failed or differs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96)

@@ -1,11 +1,11 @@
-"""Images beside text: the cost of a second question about an image, and the effect on streams.
+"""Measures the cost of images: a second question about an image, and the effect on text streams.
 
     python -m benchmarks.vision --model-path demo-vision [--side 640] [--json FILE] [SERVER OPTIONS]
 
-Starts `python -m server.launch`. First, each round asks two questions about a new image, with
-nothing else running: seconds to the first token. Then 32 text streams run alone, and again beside 8
-    requests
-with new images: the largest gap between two tokens of a stream.
+This starts `python -m server.launch`. First, while nothing else runs, each round asks two questions
+about a new image; the figure is the seconds to the first token of each answer. Then 32 text streams
+run without images, and again while 8 requests with new images arrive; the figure is the largest gap
+between two tokens of a stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 
 def picture(rng: random.Random, side: int) -> str:
-    """A data URL that is not in a cache: a scaled grain, which compresses like a photo."""
+    """Return a new picture as a data URL; scaled noise compresses about as a photo does."""
     grain = Image.frombytes("RGB", (side // 8, side // 8), rng.randbytes(3 * (side // 8) ** 2))
     target = io.BytesIO()
     grain.resize((side, side), Image.Resampling.BICUBIC).save(target, "JPEG", quality=90)
@@ -56,7 +56,7 @@ def question(url: str, text: str, num_tokens: int) -> dict[str, Any]:
 
 
 async def times(url: str, path: str, body: dict[str, Any]) -> list[float]:
-    """Seconds from the request to each event, by this process's clock."""
+    """Return the seconds from the request to each event, by this process's clock."""
     client = HttpClient(url, HEADERS, timeout_s=600.0)
     found: list[float] = []
     began = time.perf_counter()
@@ -73,11 +73,11 @@ async def times(url: str, path: str, body: dict[str, Any]) -> list[float]:
 
 
 async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, Any]:
-    """Measure the seconds to the first token of two questions about the same image."""
+    """Measure the seconds to the first token for two questions about the same image."""
     rounds = []
     for _ in range(options.rounds + 1):
         image = picture(rng, options.side)
-        # The first event has the role, and comes with the first token.
+        # The first event holds the role, and arrives with the first token.
         rounds.append(
             [
                 (await times(url, "/v1/chat/completions", question(image, text, 1)))[0]
@@ -97,12 +97,13 @@ async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, 
 
 
 async def largest_gap(url: str, rng: random.Random, options: Any, num_images: int) -> list[float]:
-    """The largest gaps between tokens of each text stream while images arrive, seconds."""
-    # Encoded in advance: meanwhile this process could not receive tokens.
+    """Return the largest gap between tokens of each text stream, in seconds, as images arrive."""
+    # The pictures are encoded in advance, because this process cannot receive tokens while it
+    # encodes.
     pictures = [picture(rng, options.side) for _ in range(num_images)]
     texts = []
     for _ in range(STREAMS):
-        # No common prefix.
+        # The texts have no common prefix.
         words = " ".join(str(rng.randrange(10**6)) for _ in range(12))
         params = {"max_new_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
         body = {"text": words, "stream": True, "sampling_params": params}
@@ -117,7 +118,8 @@ async def largest_gap(url: str, rng: random.Random, options: Any, num_images: in
         raise SystemExit("A stream ended before the images were answered: raise --tokens.")
     found = []
     for stream in await asyncio.gather(*texts):
-        # Counted once all run: the streams' own prefills are not a disturbance by images.
+        # Gaps count only when all streams run, because the streams' own prefills are no disturbance
+        # by images.
         late = [at for at in stream if at > options.lead_s / 2]
         found += [after - before for before, after in itertools.pairwise(late)]
     if not found:
@@ -129,7 +131,7 @@ async def beside_streams(url: str, rng: random.Random, options: Any) -> dict[str
     rows: dict[str, list[float]] = {"alone": [], "beside": []}
     typical = []
     for _ in range(options.rounds):
-        # Alternating, so that other load on the machine affects both.
+        # The two cases alternate, so that other load on the machine affects both.
         for name, num_images in (("alone", 0), ("beside", IMAGES)):
             gaps = await largest_gap(url, rng, options, num_images)
             rows[name].append(max(gaps))

@@ -1,4 +1,4 @@
-"""Requests of every wire, and what comes of each, without what differs from run to run."""
+"""Requests for every API, and their merged answers without the parts that vary between runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _TOOL = {"name": "grind", "description": "Grinds grain.", "parameters": SCHEMA}
-# Differ from run to run, or say how the bytes came to be.
+# Fields that vary between runs, or that depend on how the bytes were split into events.
 _VOLATILE = frozenset(
     [
         "id",
@@ -61,8 +61,8 @@ class Stream:
     """One request.
 
     Attributes:
-        path: of its route.
-        body: what is posted.
+        path: path of the route.
+        body: JSON body that is posted.
     """
 
     path: str
@@ -71,16 +71,16 @@ class Stream:
 
 @dataclass
 class Reading:
-    """What came of a stream.
+    """The answer to one request, as far as it was read.
 
     Attributes:
-        merged: its events put together, without what differs from run to run.
-        times: `time.monotonic()` of its begin and of each event.
-        error: why it failed; empty if it did not.
-        status: of the response; 0 if none came.
-        is_broken: whether the connection was refused, or ended before the response did.
-        num_samples: outputs that the request asks for.
-        is_done: whether it was read to its end.
+        merged: all events merged into one answer, without the parts that vary between runs.
+        times: `time.monotonic()` of the beginning and of each event.
+        error: why the request failed; empty if it did not.
+        status: HTTP status of the response; 0 if none was received.
+        is_broken: whether the connection was refused, or broke before the end of the response.
+        num_samples: number of outputs that the request asks for.
+        is_done: whether the response was read to its end.
     """
 
     merged: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,10 @@ class Reading:
     is_done: bool = False
 
     def pause_s(self, killed_at: float) -> float:
-        """The longest time without an event from `killed_at` on, if some came before and after."""
+        """Return the longest time without an event after `killed_at`.
+
+        The result is 0 unless events were read both before and after `killed_at`.
+        """
         if len(self.times) < 3 or self.times[-1] < killed_at or self.times[1] > killed_at:
             return 0.0
         pairs = zip(self.times, self.times[1:], strict=False)
@@ -100,7 +103,7 @@ class Reading:
 
 
 def streams(count: int, num_tokens: int, *, has_grammars: bool) -> list[Stream]:
-    """Return `count` requests of all wires and features, greedy and seeded."""
+    """Return `count` requests that use all APIs and features, some greedy and some seeded."""
     return [_stream(index, num_tokens, has_grammars=has_grammars) for index in range(count)]
 
 
@@ -192,7 +195,7 @@ def _merge(into: dict[str, Any], event: dict[str, Any]) -> None:
 
 
 def _stable(value: Any) -> Any:
-    """A value without what differs from run to run."""
+    """Return a value without the parts that vary between runs."""
     if isinstance(value, list):
         return [_stable(each) for each in value]
     if isinstance(value, dict):
@@ -210,7 +213,7 @@ def _add(reading: Reading, stream: Stream, event: dict[str, Any]) -> None:
     if event.get("type") == "ping":
         return
     if event.get("type") == "message_start":
-        # It counts the tokens that the first event happened to have.
+        # The usage counts the tokens that happened to be in the first event.
         event["message"].pop("usage", None)
     name = ".".join(
         str(event[key])
@@ -221,7 +224,7 @@ def _add(reading: Reading, stream: Stream, event: dict[str, Any]) -> None:
     if stream.path != "/generate":
         _merge(slot, event)
         return
-    # Each event has the whole answer so far.
+    # Each event holds the whole answer so far.
     before, now = slot.get("text", ""), event.get("text", "")
     if not now.startswith(before):
         reading.error = reading.error or f"text taken back: {before!r} {now!r}"
@@ -232,7 +235,7 @@ def _add(reading: Reading, stream: Stream, event: dict[str, Any]) -> None:
 async def read(
     client: httpx.AsyncClient, stream: Stream, reading: Reading, slow_s: float = 0.0
 ) -> None:
-    """Read a stream to its end into `reading`; a slow reader waits `slow_s` after each event."""
+    """Read a stream to its end into `reading`; wait `slow_s` seconds after each event."""
     reading.times.append(time.monotonic())
     try:
         async with client.stream("POST", stream.path, json=stream.body) as response:
@@ -260,7 +263,7 @@ async def read(
 
 
 def differences(undisturbed: list[Reading], disturbed: list[Reading]) -> list[str]:
-    """Why the streams of two runs are not equal; empty if they are."""
+    """Return why streams of two runs differ; empty if all are equal."""
     found = []
     for index, (before, after) in enumerate(zip(undisturbed, disturbed, strict=True)):
         if difference := after.error or first_difference(before.merged, after.merged):
@@ -269,7 +272,7 @@ def differences(undisturbed: list[Reading], disturbed: list[Reading]) -> list[st
 
 
 def is_beginning(part: Any, whole: Any) -> bool:
-    """Whether the texts of an answer that was cut short are beginnings of the whole one's."""
+    """Return whether the texts of a cut answer are beginnings of the whole answer's texts."""
     if not isinstance(part, dict) or not isinstance(whole, dict):
         return True
     for key, value in part.items():
@@ -282,7 +285,7 @@ def is_beginning(part: Any, whole: Any) -> bool:
 
 
 def first_difference(before: Any, after: Any, path: str = "") -> str:
-    """Where two answers differ; empty if they are equal."""
+    """Return the first place where two answers differ; empty if they are equal."""
     if before == after:
         return ""
     if isinstance(before, dict) and isinstance(after, dict):

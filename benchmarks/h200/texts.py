@@ -1,12 +1,13 @@
-"""Vectors of texts on one GPU: the model alone, the engine, and a server under many clients.
+"""Times text embeddings on one GPU: the model alone, and a server with many clients.
 
     python -m benchmarks.h200.texts [--shape bge-m3 qwen3-embedding-0.6b] [--json FILE]
 
-Random weights, bf16, texts of `--length` tokens. "step": one packed batch of `--step-tokens` tokens
-through the model in this process, medians of whole steps; its share is of `--peak` TFLOP/s, with
-two operations for each weight outside the embeddings and each product of attention. "http": texts a
-second of `--texts` texts in all, `--clients` connections with one text a request, over
-`/v1/embeddings`, base64.
+The weights are random, in bf16, and each text has `--length` tokens. The figure "step" is the
+median time of one packed batch of `--step-tokens` tokens through the model in this process. Its
+share is relative to `--peak` TFLOP/s, and counts two operations for each weight outside the
+embeddings and the products of attention. The figure "http" is the number of texts per second over
+`/v1/embeddings` in base64: `--clients` connections send `--texts` texts in all, one text per
+request.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SHAPES = ("bge-m3", "qwen3-embedding-0.6b")
 
 
 def flops(config: dict[str, Any], lengths: Sequence[int], *, is_causal: bool) -> float:
-    """Operations of the layers for texts of so many tokens."""
+    """Return the operations of the layers for texts of the given lengths."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -55,7 +56,7 @@ def flops(config: dict[str, Any], lengths: Sequence[int], *, is_causal: bool) ->
 
 @torch.inference_mode()
 def measure_step(folder: Path, lengths: list[int], repeat: int, device: torch.device) -> float:
-    """Seconds of a step of texts of these lengths; the median."""
+    """Return the median seconds of one step with texts of the given lengths."""
     spec = read_model_spec(folder, is_embedding=True)
     context = BuildContext(dtype=torch.bfloat16, device=device)
     model = load_model(folder, spec, context, lambda _: None, load_format="dummy")
@@ -80,7 +81,7 @@ def measure_step(folder: Path, lengths: list[int], repeat: int, device: torch.de
 
 
 async def measure_http(shape: str, length: int, texts: int, clients: int) -> dict[str, float]:
-    """Texts a second and milliseconds of one request."""
+    """Return the texts per second over HTTP, and the milliseconds of one request."""
     draw = np.random.default_rng(1)
     bodies = [
         json.dumps(

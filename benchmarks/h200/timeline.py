@@ -1,9 +1,10 @@
-"""The kernels of one decode step in the order of their starts, by torch's profiler.
+"""Prints the kernels of one decode step in the order of their starts, from torch's profiler.
 
     python -m benchmarks.h200.timeline 0.5b --batch 64 --length 300 [--quantization fp8]
 
-Dependent launches let a kernel begin while the one ahead still runs: what it adds to the step is
-the time from that one's end to its own. The profiler makes a step a few microseconds longer.
+With dependent launches, a kernel can begin while the previous kernel still runs. The time that a
+kernel adds to the step is therefore counted from the end of the previous kernel to its own end. The
+profiler makes a step a few microseconds longer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ LAST_KERNEL = "_decode_outputs_kernel"
 
 
 def record(shape: str, batch: int, length: int, quantization: str | None) -> list[dict[str, Any]]:
-    """Kernels and copies from the end of one step to the end of the next, microseconds."""
+    """Return the kernels and copies of one step, with their times in microseconds.
+
+    The step begins at the end of the previous step.
+    """
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(shape, Path(folder) / "model")
         words = model / "config.json"
@@ -62,7 +66,10 @@ def record(shape: str, batch: int, length: int, quantization: str | None) -> lis
 
 
 def added(kernels: list[dict[str, Any]]) -> Counter[str]:
-    """Return microseconds that each kind of kernel adds to the step; `(nothing)` for idle time."""
+    """Return the microseconds that each kind of kernel adds to the step.
+
+    Idle time is counted under the name `(nothing)`.
+    """
     times: Counter[str] = Counter()
     until = 0.0
     for each in kernels:

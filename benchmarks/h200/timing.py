@@ -1,4 +1,4 @@
-"""Times device work through CUDA graphs: launch gaps stay out, buffers rotate past the cache."""
+"""Times device work in CUDA graphs, so that the host's gaps between launches do not count."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,9 +7,10 @@ import torch
 
 
 def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Return the median microseconds of one call, all of `calls` being captured in one graph.
+    """Return the median microseconds of one call; one graph holds all `calls`.
 
-    The calls should differ in the memory that they touch, as a model's layers do.
+    The calls should touch different memory, as a model's layers do, so that the data are not in the
+    L2 cache.
     """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -17,8 +18,9 @@ def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # Threads of others may look at their events meanwhile: NCCL's does.
-    # On the same stream, whose scratch memory the kernels have by now.
+    # Threads of libraries, such as NCCL's, may query their events during the capture, so the error
+    # mode is "thread_local". The capture uses the stream of the first calls, where the kernels have
+    # their scratch memory by now.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for call in calls:
             call()
@@ -36,5 +38,5 @@ def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of `want`, in float64."""
+    """Return the norm of the difference divided by the norm of `want`, in float64."""
     return float((got.double() - want.double()).norm() / want.double().norm())

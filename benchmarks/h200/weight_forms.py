@@ -1,12 +1,13 @@
-"""Products with weights in bf16, fp8, int4 and int8: time, and the share of what memory allows.
+"""Times products with weights in bf16, fp8, int4 and int8, and compares them with memory's limit.
 
     python -m benchmarks.h200.weight_forms [--shape 8b 0.5b] [--tokens 1 4 16 64 256 2048]
         [--forms bf16 fp8 w4a16 ...] [--tune] [--json FILE]
 
-Each product of a layer is timed in CUDA graphs, with weights of its own in every call: more than
-the second-level cache holds. The bound is the time in which the weight's bytes, the tokens and the
-result pass through memory, at the rate of a copy that is measured first; from 256 tokens on the
-share of bf16's speed says more. `--tune` times other tiles of the products with 4-bit codes.
+Each product of a layer is timed in CUDA graphs. Each call has weights of its own, and together they
+are larger than the L2 cache. The printed bound is the time that memory needs for the weight's
+bytes, the tokens and the result, at the rate of a copy, which is measured first. From 256 tokens
+on, the speed relative to bf16 says more than the bound. `--tune` also times other tiles of the
+products with 4-bit codes.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from kernels.linear import pack as pack_plain
 
 
 def fp8(weight: Tensor) -> PackedLinear:
-    """A scale a row, activations rounded by token."""
+    """Quantize a weight to fp8 with one scale per row; activations are rounded per token."""
     return Fp8Linear(*encode_fp8(weight, Blocks(1, 0)), Rounding(), None)
 
 
 def int8(weight: Tensor) -> PackedLinear:
-    """A scale a row, activations rounded by token."""
+    """Quantize a weight to int8 with one scale per row; activations are rounded per token."""
     codes = torch.int8
     return Fp8Linear(*encode_fp8(weight, Blocks(1, 0), codes), Rounding(codes=codes), None)
 
 
 def grouped(form: Form, group: int, zeros: bool) -> Callable[[Tensor], PackedLinear]:
-    """Codes in groups."""
+    """Return a function that quantizes a weight in groups of `group` columns."""
 
     def make(weight: Tensor) -> PackedLinear:
         codes = encode(weight, form, group or weight.shape[1], torch.float16, zeros=zeros)
@@ -71,7 +72,8 @@ FORMS: dict[str, Callable[[Tensor], PackedLinear]] = {
     "w8a16": grouped("int8", 128, zeros=False),
 }
 DEFAULT_FORMS = ("bf16", "fp8", "w4a16", "mxfp4")
-# The most by which a product may differ from that with bf16, relative: rounding of the weights.
+# The largest relative difference from the bf16 product that is allowed; the rounding of the weights
+# causes it.
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03, "w8a16": 0.02, "mxfp4": 0.25}
 TILES = [
     Tile(rows, split, warps, stages)
@@ -84,14 +86,14 @@ TILES = [
 
 
 def copy_rate() -> float:
-    """Return the bytes that memory reads in a microsecond, of a copy's reads and writes."""
+    """Return the bytes per microsecond of a large copy, counting both reads and writes."""
     pairs = [torch.empty(2, 256 * 1024 * 1024, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
     taken = graph_us([lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs])  # type: ignore[misc]
     return 2 * pairs[0].shape[1] / taken
 
 
 class Weights:
-    """One product's weights in a form, as many as the second-level cache does not hold."""
+    """Weights of one product in one form; together they are larger than the L2 cache."""
 
     def __init__(self, name: str, rows: int, columns: int) -> None:
         weight = random_weight(rows, columns)
@@ -117,7 +119,7 @@ class Weights:
 def tune(
     name: str, weights: Weights, tokens: list[int], columns: int
 ) -> dict[str, dict[str, float]]:
-    """Time tiles, and from 128 tokens on sizes of the slices of rows in 16 bits."""
+    """Time tiles; above 128 tokens, also sizes of the slices that are unpacked to 16 bits."""
     found: dict[str, dict[str, float]] = {}
     for num_tokens in tokens:
         x = random(num_tokens, columns)
