@@ -114,7 +114,7 @@ __all__ = [
     "video",
 ]
 
-# The names of the frontend language. All come from one module.
+# The functions of the frontend language, which `headrace.lang.api` defines.
 _WORDS = (
     *("assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int"),
     *("gen_string", "get_server_info", "image", "select", "separate_reasoning"),
@@ -122,7 +122,8 @@ _WORDS = (
     *("user_end", "video"),
 )
 
-# Imported on first access: `import headrace` itself loads nothing.
+# The module of each public name. A module is imported when its name is first used, so that
+# `import headrace` itself imports nothing else.
 _LAZY = {
     "Engine": "headrace.engine.engine",
     "EngineDeadError": "headrace.engine.engine_errors",

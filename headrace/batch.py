@@ -42,13 +42,16 @@ _KEYS = frozenset(
 
 
 def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out: TextIO) -> int:
-    """Run the command; return its exit status: 0 all answered, 1 some failed, 130 Ctrl-C.
+    """Run `headrace batch`.
 
     Args:
-        input_path: the requests.
-        output_path: the answers; an existing file is kept and completed.
-        engine_arguments: the server's options, as on its command line.
+        input_path: path of the file with the requests, one JSON object per line.
+        output_path: path of the file for the answers; the answers of an existing file are kept.
+        engine_arguments: options of the engine, as on the server's command line.
         out: receives the messages for the user.
+
+    Returns:
+        The exit status: 0 if every request has an answer, 1 if some failed, 130 after Ctrl-C.
     """
     source = Path(input_path)
     if not source.is_file():
@@ -90,7 +93,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
 
     async def work() -> None:
         nonlocal num_failed
-        # Workers share the iterator: a line is read when a worker is free to run it.
+        # All workers read from the same iterator, so a line is read when a worker is free.
         for line in todo:
             if line.is_openai:
                 answer = await _openai_answer(engine, chat, line)
@@ -118,7 +121,7 @@ async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -
         body = await asyncio.to_thread(inline_body, body, sees=chat.sees)
     except InvalidRequest as error:
         return {"response": refused(error), "error": None}
-    # The routes run on the engine's loop.
+    # The handlers of OpenAI's routes must run on the engine's event loop.
     response = await engine.run(batch_answer(chat, url, orjson.dumps(body)))
     return {"response": response, "error": None}
 
@@ -141,7 +144,7 @@ async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[
             raise ValueError("messages excludes text, prompt, input_ids and image_data.")
         messages = await asyncio.to_thread(inline_messages, messages, sees=chat.sees)
         request["input_ids"] = await _render(chat, messages, variables)
-        # Rendering has loaded the images, and its ids already hold the placeholders.
+        # The rendered token ids already contain the placeholders of these images.
         request["image_data"] = urls_of(messages)
     answers = await engine.async_generate(prompt, **request)
     if isinstance(answers, list):

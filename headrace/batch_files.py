@@ -1,4 +1,4 @@
-"""The two files of `headrace batch`: the input, and the output, which survives a stop."""
+"""The input and output files of `headrace batch`; an interrupted output file can be continued."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 _OPENAI_KEYS = frozenset({"method", "url", "body"})
-# The number of the input's line follows this prefix.
+# Ids of answers in OpenAI's format: this prefix, then the number of the input line from 0.
 _OPENAI_ID = "batch_req_"
 
 
 class BatchFileError(ValueError):
-    """A file cannot be used; the message says which and why."""
+    """The input or output file cannot be used; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BatchLine:
 
     @property
     def is_openai(self) -> bool:
-        """Whether the line is in OpenAI's batch format, which its answer then uses too."""
+        """Whether the line is in OpenAI's batch format; its answer is then in this format too."""
         return not _OPENAI_KEYS.isdisjoint(self.request)
 
     @property
@@ -45,7 +45,7 @@ class BatchLine:
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
-    """Every request of the input, in order."""
+    """Yield a `BatchLine` for every line of the input file that is not blank, in order."""
     with path.open("rb") as lines:
         for index, raw in enumerate(lines):
             if not raw.strip():
@@ -125,7 +125,7 @@ class BatchOutput:
         return True
 
     def write(self, line: BatchLine, answer: dict[str, Any]) -> None:
-        """Write an answer to the file before returning."""
+        """Append the answer of `line` to the file and flush it, so that a stop does not lose it."""
         if line.is_openai:
             record = {"id": f"{_OPENAI_ID}{line.index}", "custom_id": line.label, **answer}
         else:
@@ -143,7 +143,10 @@ class BatchOutput:
 
 
 def _index_of(record: dict[str, Any]) -> Any:
-    """The line that `record` answers; None when this command did not write `record`."""
+    """Return the number of the input line that `record` answers.
+
+    Returns `None` if this command did not write `record`.
+    """
     number = str(record.get("id")).removeprefix(_OPENAI_ID)
     if "custom_id" in record and number.isdigit():
         return int(number)
@@ -151,7 +154,7 @@ def _index_of(record: dict[str, Any]) -> Any:
 
 
 def has_failed(record: dict[str, Any]) -> bool:
-    """Whether `record` holds a failure, so that its request is to run again."""
+    """Whether the answer `record` is a failure; its request then runs again."""
     if record.get("error") is not None:
         return True
     response = record.get("response")

@@ -12,7 +12,9 @@ from openai_api.content_parts import inline_image
 
 
 def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
-    """Return the body with the images of its messages inlined; may block.
+    """Return an OpenAI request body whose images are replaced by base64 data URLs.
+
+    Reads files and fetches URLs, so it may block.
 
     Raises:
         InvalidRequest: an image cannot be read.
@@ -23,12 +25,14 @@ def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
 
 
 def inline_messages(messages: Any, *, sees: bool) -> Any:
-    """Replace paths and URLs of images in messages by the images; the rest stays unchanged.
+    """Return messages in which paths and URLs of images are replaced by base64 data URLs.
+
+    Reads files and fetches URLs, so it may block.
 
     Args:
-        messages: the messages as a line holds them, unchecked.
-        sees: whether the model takes images. If not, the images stay, and the request is refused
-            later.
+        messages: the messages of an input line, not validated yet.
+        sees: whether the model takes images. If not, the messages are returned unchanged, and a
+            later check refuses the request.
 
     Raises:
         InvalidRequest: an image cannot be read.
@@ -39,7 +43,7 @@ def inline_messages(messages: Any, *, sees: bool) -> Any:
 
 
 def urls_of(messages: Any) -> list[str] | None:
-    """The images in the messages that `inline_messages` returned, in order."""
+    """Return the data URLs of all images in messages from `inline_messages`, in order."""
     found = [
         part["image_url"]["url"]
         for message in messages

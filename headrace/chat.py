@@ -1,4 +1,4 @@
-"""`headrace chat`: a chat in the terminal with a running server, over its OpenAI routes."""
+"""`headrace chat`: a chat in the terminal with a running server, through its OpenAI routes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class ChatFailed(Exception):
-    """The server cannot be reached or refuses; the message is for the user."""
+    """The server cannot be reached, or refuses a request; the message is written for the user."""
 
 
 class Piece(NamedTuple):
-    """A part of an answer as it arrives."""
+    """A piece of streamed text, which belongs either to the answer or to the model's reasoning."""
 
     text: str
     is_reasoning: bool
@@ -49,19 +49,19 @@ def connect(url: str, api_key: str | None = None) -> httpx.Client:
         headers=headers,
         # Only connecting has a time limit; an answer has none.
         timeout=httpx.Timeout(None, connect=5.0),
-        # A proxy from the environment cannot reach this machine's own ports.
+        # Proxies from the environment are ignored for this machine, whose ports they cannot reach.
         trust_env=base.host not in _LOOPBACK,
-        # The certificate authorities are this machine's, or those of SSL_CERT_FILE.
+        # Trust the certificate authorities of this machine, or of the file in SSL_CERT_FILE.
         verify=ssl.create_default_context(),
     )
 
 
 class ChatSession:
-    """The conversation so far, and how the next answer is requested.
+    """A conversation with a server: its messages, and the options of its requests.
 
     Attributes:
-        messages: what the server receives, the system message first.
-        model: the name that requests send.
+        messages: the messages that the next request sends, beginning with the system message.
+        model: the model name that requests send.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ChatSession:
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> None:
-        """Ask the server for its model's name unless `model` is given.
+        """Begin an empty conversation; without `model`, ask the server for its model's name.
 
         Raises:
             ChatFailed: the server does not answer.
@@ -83,7 +83,7 @@ class ChatSession:
         self._system = system
         self._options: dict[str, Any] = {}
         if thinking is not None:
-            # Families of chat templates use two names for this switch.
+            # Some chat templates read the one name of this switch, and some the other.
             self._options["chat_template_kwargs"] = {
                 "enable_thinking": thinking,
                 "thinking": thinking,
@@ -102,14 +102,14 @@ class ChatSession:
         return str(self._client.base_url).rstrip("/")
 
     def clear(self) -> None:
-        """Forget the conversation, keep the system message."""
+        """Remove all messages except the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def ask(self, question: str) -> Generator[Piece, None, None]:
         """Send a question and yield the answer as it arrives.
 
-        When the caller stops reading, the part that has arrived stays in the conversation: the
-        model sees what the user saw. A question that fails, or stops before any answer, is removed.
+        If the caller stops reading early, the text so far stays in the conversation as the answer.
+        If the request fails, or the caller stops before any text, the question is removed.
 
         Raises:
             ChatFailed: the server refuses, or the connection breaks.
@@ -185,7 +185,7 @@ class ChatSession:
 
 
 def refusal(response: httpx.Response) -> str:
-    """The server's reason for refusing a request."""
+    """Return the message of an error response, with a hint if the server needs a key."""
     try:
         body = response.json()
         error = body.get("error", body)
@@ -198,7 +198,8 @@ def refusal(response: httpx.Response) -> str:
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    # httpx's lines also end at characters that JSON allows inside a text.
+    # httpx's own line iterator is not used: it also splits at characters that JSON strings may
+    # hold.
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -210,14 +211,18 @@ def _events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def converse(session: ChatSession, source: TextIO, out: TextIO, log: TextIO) -> int:
-    """Run the conversation until the input ends and return the exit status.
+    """Read questions from `source` and write answers to `out` until the input ends.
 
-    A terminal gets prompts, commands and reasoning; piped input gets one answer per line.
+    On a terminal this is a dialogue with commands, which also shows the model's reasoning. For
+    piped input, each line is a question, and only answers are written.
+
+    Returns:
+        The exit status of the command.
     """
     if not source.isatty():
         return _answer_lines(session, source, out)
     with contextlib.suppress(ImportError):
-        # Arrow keys and history for `input`.
+        # Importing `readline` gives `input` arrow keys and a history.
         import readline  # noqa: F401
     out.write(f"{session.model} at {session.url}. /help lists the commands, Ctrl-D leaves.\n")
     while True:

@@ -1,7 +1,9 @@
-"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` runs without one.
+"""The `headrace` command, which has these subcommands.
 
-`doctor` reports what this machine offers and what a model needs, `warm` compiles a model's kernels
-ahead, `bench` measures speed, and `explain` tells where a request's time went.
+`serve` starts a server. `chat` talks to a running server. `batch` answers a file of requests
+without a server. `doctor` reports what this machine offers and what a model needs. `warm` compiles
+a model's kernels before its first start. `bench` measures speed. `explain` shows where a request's
+time went.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from collections.abc import Sequence
 from headrace import __version__
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-# Each benchmark's text in `--help` and its module, imported when the benchmark is chosen. The
-# module's `main(argv)` runs the benchmark and returns the exit status.
+# For each benchmark its description in `--help`, and its module. The module is imported only when
+# the benchmark is chosen; its `main(argv)` runs the benchmark and returns the exit status.
 BENCHMARKS = {
     "serving": ("load on a running server, ours or another", "headrace.bench.serving"),
     "offline": ("throughput of the engine without HTTP", "headrace.bench.offline"),
@@ -31,11 +33,11 @@ BENCHMARKS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; `serve` passes its arguments on unparsed."""
+    """Return the parser of the `headrace` command; `serve` passes its arguments on unparsed."""
     parser = argparse.ArgumentParser(prog="headrace", description="A small, fast LLM server.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # Without its own -h, so that `serve --help` reaches the server's option list.
+    # `serve` has no -h of its own, so that `serve --help` shows the server's options.
     commands.add_parser(
         "serve",
         help="start a server (of the model `demo` without --model-path)",
@@ -102,13 +104,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
-        # Imported late: a chat does not need the server's modules.
+        # Imported only here, because the other subcommands do not need the server's modules.
         from server.launch import main as launch
 
         launch(arguments[1:], prog="headrace serve")
         return
     if arguments[:1] == ["batch"]:
-        # The files come first; the server's parser reads what follows them.
+        # The names of both files come first; the server's parser reads the remaining arguments.
         options = build_parser().parse_args(arguments[:3])
         from headrace.batch import main as run_batch
 
@@ -150,7 +152,8 @@ def _chat(options: argparse.Namespace) -> int:
             )
             return converse(session, sys.stdin, sys.stdout, sys.stderr)
     except BrokenPipeError:
-        # With `headrace chat | head` standard output is closed: the exit must not flush it again.
+        # With `headrace chat | head` standard output may be closed. Python would fail when it
+        # flushes standard output at exit, so the output is redirected.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ChatFailed as error:

@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options of `headrace explain`."""
     parser = argparse.ArgumentParser(
         prog="headrace explain",
         description="With the ID of a request (its rid, its answer's id, or the x-request-id of "
@@ -46,7 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the server's report; the exit status is 2 when there is none."""
+    """Run `headrace explain`: print the server's report.
+
+    Returns:
+        The exit status: 0, or 2 if the server gave no report.
+    """
     options = build_parser().parse_args(argv)
     target: str = options.target
     try:
@@ -68,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def route_of(body: dict[str, Any]) -> str:
-    """The route for a body, chosen by its keys."""
+    """Return the route to which a request body belongs, guessed from its keys."""
     if "input" in body:
         return ROUTES[1]
     return ROUTES[2] if "system" in body or "anthropic_version" in body else ROUTES[0]
 
 
 def told(found: dict[str, Any]) -> list[str]:
-    """The lines to print for an answer of `/explain_cache`."""
+    """Format an answer of `/explain_cache` as lines for the terminal."""
     prompt, cached, broken = (
         found[key] for key in ("prompt_tokens", "cached_tokens", "cache_break")
     )

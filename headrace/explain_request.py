@@ -10,7 +10,7 @@ _BAR = 30
 
 
 def told_requests(found: dict[str, Any]) -> list[str]:
-    """The lines to print for an answer of `/explain_request`."""
+    """Format an answer of `/explain_request` as lines for the terminal."""
     lines: list[str] = []
     for request in found["requests"]:
         lines += ["", *_told(request)] if lines else _told(request)

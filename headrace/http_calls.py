@@ -1,4 +1,4 @@
-"""Plain HTTP for notebooks: sends a JSON request, and downloads a file into a cache."""
+"""Functions for notebooks that send a JSON request over HTTP, or download a file once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
 
 
 class HttpResponse:
-    """An answer with any status.
+    """An HTTP response with any status, including errors.
 
     Attributes:
         status_code: the HTTP status.
@@ -29,12 +29,12 @@ class HttpResponse:
 
     @property
     def text(self) -> str:
-        """The body."""
+        """The body of the response as text."""
         self._response.read()
         return self._response.text
 
     def json(self) -> Any:
-        """The body, decoded."""
+        """Decode the body of the response from JSON."""
         return json_module.loads(self.text)
 
     def iter_lines(
@@ -42,7 +42,7 @@ class HttpResponse:
         chunk_size: int = 512,  # noqa: ARG002  # the signature of `requests`
         decode_unicode: bool = False,
     ) -> Iterator[Any]:
-        r"""Yield the body's lines as they arrive, bytes or text; only `\n` ends a line."""
+        r"""Yield the body's lines as they arrive, as bytes or as text; only `\n` ends a line."""
         rest = b""
         for chunk in self._response.iter_bytes():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -77,18 +77,18 @@ def http_request(
     verify: Any = None,
     method: str | None = None,
 ) -> HttpResponse:
-    """Send one request; an error status is returned, not raised.
+    """Send one request and return its response; an error status does not raise.
 
     Args:
         url: the target.
         json: the body as a JSON value.
         stream: return as soon as the status has arrived; read the body with `iter_lines`.
         api_key: sent as `Authorization: Bearer`.
-        verify: whether to check certificates, or a file of authorities.
-        method: by default POST with a body and GET without.
+        verify: whether to check the server's certificate, or a file of trusted authorities.
+        method: the HTTP method; by default POST with a body and GET without.
 
     Raises:
-        httpx.HTTPError: no answer came.
+        httpx.HTTPError: the server sent no response.
     """
     import httpx
 
@@ -98,7 +98,7 @@ def http_request(
     client = httpx.Client(
         timeout=httpx.Timeout(None, connect=10.0),
         verify=_verification(verify),
-        # A proxy from the environment cannot reach this machine's own ports.
+        # Proxies from the environment are ignored for this machine, whose ports they cannot reach.
         trust_env=urllib.parse.urlsplit(url).hostname not in _LOOPBACK,
     )
     method = method or ("GET" if json is None and not stream else "POST")
@@ -125,15 +125,15 @@ def _verification(verify: Any) -> Any:
 
 
 def download_and_cache_file(url: str, filename: str | None = None) -> str:
-    """Return the path of a file from the web, downloaded unless it is already there.
+    """Download a file, unless it was downloaded before, and return its path.
 
     Args:
-        url: where the file is.
-        filename: where to keep the file; by default the last part of the URL, in the folder for
+        url: the file's URL.
+        filename: path for the file; by default the last part of the URL, in the folder for
             temporary files.
 
     Raises:
-        httpx.HTTPError: the download failed; `filename` does not exist then.
+        httpx.HTTPError: the download failed; then no file is left at `filename`.
     """
     path = Path(filename or Path(tempfile.gettempdir()) / url.rstrip("/").split("/")[-1])
     if path.is_file():
@@ -155,6 +155,6 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
             except BaseException:
                 Path(part.name).unlink()
                 raise
-    # The file is renamed into place, so a reader never finds half of it.
+    # The complete file is renamed to its path, so other programs never read a part of it.
     Path(part.name).rename(path)
     return str(path)

@@ -1,7 +1,8 @@
-"""A lean HTTP/1.1 client for event streams: one parser callback per event, pooled connections.
+"""A small HTTP/1.1 client for server-sent events, with a pool of connections.
 
-A general client would spend more time per event than the servers that it measures. This client
-spends a few microseconds, so one process can follow tens of thousands of events per second.
+A general HTTP client takes more time per event than a fast server, so it could not measure one.
+This client takes a few microseconds, so one process can read tens of thousands of events per
+second.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class HttpStatusError(HeadraceError):
 
 
 class _Exchange:
-    """One response in progress."""
+    """The state of one response while it arrives: status, body and the callback for its events."""
 
     def __init__(self, on_event: OnEvent | None, done: asyncio.Future[None]) -> None:
         self.on_event = on_event
@@ -53,7 +54,10 @@ class _Exchange:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Add a piece of the body; whole events are passed on without their `data: `."""
+        """Add a piece of the body, and call the callback for each complete event.
+
+        The callback gets the data of the event, without the prefix `data: `.
+        """
         if self.on_event is None or self.status != _OK:
             if self.on_event is None or len(self.body) < _MAX_ERROR_BYTES:
                 self.body += data
@@ -85,15 +89,15 @@ class _Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except Exception as error:
-            # An error of a callback also arrives here. It must fail this request, not the event
-            # loop.
+            # Also an exception of the event callback arrives here. It must fail only this request,
+            # and not reach the event loop.
             self.fail(HeadraceError(f"The answer cannot be read: {error.__context__ or error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         exchange = self.exchange
         if exc is None and exchange is not None and exchange.status and not exchange.has_length:
-            # A response without a length ends with its connection.
+            # A response without a stated length ends when its connection is closed.
             self.on_message_complete()
             return
         self.fail(exc or ConnectionResetError("The server closed the connection."))
@@ -138,7 +142,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one server, over one connection per concurrent request."""
+    """An HTTP client for one server; each concurrent request has its own pooled connection."""
 
     def __init__(
         self,
@@ -156,8 +160,8 @@ class HttpClient:
                 OpenAI's clients, is dropped, because our paths include it.
             headers: sent with every request.
             timeout_s: the longest time for a request, its whole stream included; None for no limit.
-            tls: which certificates to accept from an https server; by default the machine's.
-            max_connections: most requests at once; further requests wait. None for no limit.
+            tls: TLS settings for an https server; by default those of the machine.
+            max_connections: most requests at a time; further requests wait. None for no limit.
 
         Raises:
             StartupError: `url` or a header is invalid.
@@ -195,10 +199,13 @@ class HttpClient:
             self._idle.append(await self._connect())
 
     async def stream(self, path: str, body: bytes, on_event: OnEvent) -> None:
-        """POST `body`; `on_event(when, data)` is called for each server-sent event.
+        """Send a POST request and read its response as server-sent events.
+
+        `on_event(when, data)` is called for each event; `when` is the time of its arrival in
+        seconds of `time.perf_counter()`.
 
         Raises:
-            HttpStatusError: the status is not 200; holds the beginning of the response.
+            HttpStatusError: the status is not 200; the error holds the beginning of the response.
             OSError: the connection broke.
             TimeoutError: the answer took too long.
         """
@@ -207,7 +214,7 @@ class HttpClient:
             raise HttpStatusError(exchange.status, bytes(exchange.body))
 
     async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Send one plain request and return its status and body.
+        """Send one request without a stream, and return the status and body of its response.
 
         Raises:
             OSError: the connection broke.
@@ -240,7 +247,8 @@ class HttpClient:
                 try:
                     await self._talk(connection, exchange, request)
                 except OSError:
-                    # A server may close an idle connection at the moment it is taken from the pool.
+                    # The server may have closed an idle connection just when it was taken from the
+                    # pool. Then the request is sent again on another connection.
                     if is_reused and not exchange.status:
                         continue
                     raise
@@ -253,8 +261,8 @@ class HttpClient:
             connection.transport.write(request)
             await exchange.done
         except BaseException:
-            # The connection is closed, so that the rest of this response is not read as the next
-            # one.
+            # After a failure the connection is closed. Otherwise the rest of this response would be
+            # read as the response to the next request.
             connection.exchange = None
             connection.close()
             raise

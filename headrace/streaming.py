@@ -1,4 +1,4 @@
-"""Reads streams as text, merged into one string or piece by piece, without repeats or gaps."""
+"""Functions that read an engine's stream as one text, or as pieces of new text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Sampling = Mapping[str, Any] | None
 class _Merger:
     """Finds the new text in each chunk of one stream.
 
-    Our engine reports the new text as `text_delta`. For other objects with the same methods, the
-    text decides: if a stream's second text begins with its first, the texts are cumulative.
+    Our engine reports the new text of a chunk as `text_delta`. Other engines do not. For them the
+    stream is taken as cumulative if its second text begins with its first text.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class _Merger:
         self._is_cumulative: bool | None = None
 
     def new_part(self, chunk: Mapping[str, Any]) -> str:
-        """The text that `chunk` adds.
+        """Return the text that `chunk` adds to the stream.
 
         Raises:
             ValueError: `chunk` is the error event of a server's stream.
@@ -42,7 +42,7 @@ class _Merger:
 
 
 def stream_and_merge(llm: Any, prompt: str, sampling_params: Sampling = None) -> str:
-    """Stream `prompt` through an engine and return the whole text, as without streaming."""
+    """Stream the answer to `prompt` from an engine, and return its whole text."""
     merger = _Merger()
     for chunk in llm.generate(prompt, sampling_params, stream=True):
         merger.new_part(chunk)
@@ -52,7 +52,7 @@ def stream_and_merge(llm: Any, prompt: str, sampling_params: Sampling = None) ->
 async def async_stream_and_merge(
     llm: Any, prompt: str, sampling_params: Sampling = None
 ) -> AsyncGenerator[str, None]:
-    """Stream `prompt` and yield the new text of each chunk; for `async for`, not for `await`."""
+    """Yield the new text of each chunk of the answer to `prompt`; use it with `async for`."""
     merger = _Merger()
     chunks = await llm.async_generate(prompt, sampling_params, stream=True)
     try:
@@ -61,15 +61,15 @@ async def async_stream_and_merge(
             if part:
                 yield part
     finally:
-        # Closing this generator early must end the request now, not at garbage collection.
+        # If this generator is closed early, the request must end now, not at garbage collection.
         await chunks.aclose()
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
     """Return `new_chunk` without its longest prefix that `existing_text` ends with.
 
-    The result is wrong for deltas, which may repeat ("ha", "ha"). The function is kept for programs
-    that use it.
+    The result is wrong if chunks are deltas and repeat ("ha", "ha"). The function exists for
+    programs that import it from SGLang.
     """
     most = min(len(existing_text), len(new_chunk))
     for size in range(most, 0, -1):

@@ -1,7 +1,7 @@
-"""Functions with which a trainer sends weights to a server or an engine; nothing is pickled.
+"""Functions with which a trainer sends weights to a server or an engine, without pickle.
 
-Tensors are passed as (name, tensor) pairs, or as the dictionary that `state_dict()` returns: whole
-tensors under the names of the Hugging Face checkpoint.
+Tensors are given as (name, tensor) pairs, or as the dictionary that `state_dict()` returns. A
+tensor is complete, and has the name that it has in the Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
     """Build the body of `/update_weights_from_tensor`, including the tensors.
 
     Use it for small updates: base64 makes the tensors a third larger, and the server limits the
-    size of a body (`--max-body-mb`). On one machine `SharedTensors` and `CudaTensors` hand over
-    tensors of any size.
+    size of a body (`--max-body-mb`). On the server's machine use `SharedTensors` or `CudaTensors`
+    instead, which pass tensors of any size.
     """
     from safetensors.torch import save
 
@@ -57,13 +57,13 @@ def adapter_body(
     *,
     pinned: bool = False,
 ) -> dict[str, Any]:
-    """The body of `/load_lora_adapter_from_tensors`.
+    """Build the body of `/load_lora_adapter_from_tensors`.
 
     Args:
-        name: the name by which requests will ask for the adapter.
+        name: the name by which requests will select the adapter.
         config: the content of `adapter_config.json`.
         named_tensors: the tensors under PEFT's names, such as `...q_proj.lora_A.weight`.
-        pinned: keep it in the server's memory until it is unloaded.
+        pinned: keep the adapter in the server's memory until it is unloaded.
     """
     data = base64.b64encode(adapter_bytes(named_tensors)).decode("ascii")
     body = {"lora_name": name, "config_dict": dict(config), "serialized_tensors": data}
@@ -71,14 +71,14 @@ def adapter_body(
 
 
 def adapter_bytes(named_tensors: NamedTensors) -> bytes:
-    """The bytes of a safetensors file with the tensors of an adapter."""
+    """Return the bytes of a safetensors file that holds the tensors of an adapter."""
     from safetensors.torch import save
 
     return save(_on_host(named_tensors))
 
 
 class _Lent:
-    """Memory that is lent until an update is answered; a context manager that frees it."""
+    """A context manager around memory that the server reads; the memory is freed at its end."""
 
     def close(self) -> None:
         """Free the memory."""
@@ -91,10 +91,12 @@ class _Lent:
 
 
 class SharedTensors(_Lent):
-    """Tensors in shared memory of this machine; a context manager that removes them at its end.
+    """A copy of tensors in this machine's shared memory, for a server on the same machine.
+
+    It is a context manager that removes the shared memory at its end.
 
     Attributes:
-        body: body of `/update_weights_from_tensor`, valid until the context ends.
+        body: body of `/update_weights_from_tensor`; it is valid until the context ends.
     """
 
     def __init__(self, named_tensors: NamedTensors) -> None:
@@ -102,8 +104,8 @@ class SharedTensors(_Lent):
         from safetensors.torch import save_file
 
         self._path = _SHARED_MEMORY / f"headrace-{os.getpid()}-{secrets.token_hex(8)}"
-        # The file is created before the library writes it, readable only by this user: the library
-        # would let others read it.
+        # The file is created here, readable only by this user, before the library writes to it. The
+        # library itself would create a file that other users may read.
         os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             save_file(_on_host(named_tensors), self._path)
@@ -118,9 +120,10 @@ class SharedTensors(_Lent):
 
 
 class CudaTensors(_Lent):
-    """Tensors on a GPU that a server on the same GPU, or on a peer GPU, reads in place.
+    """A copy of tensors on a GPU, which a server on the same GPU, or on a peer GPU, reads directly.
 
-    Keep the object until the update is answered, or use it as a context manager around that.
+    Keep the object until the server has answered the update, or send the update inside a `with`
+    block of this object.
 
     Attributes:
         body: body of `/update_weights_from_tensor`.
@@ -171,13 +174,13 @@ def init_update_group(
     group_name: str = "weight_update_group",
     backend: str = "nccl",
 ) -> Any:
-    """Join an update group as its rank 0, the trainer; returns when every rank has joined.
+    """Join the process group for weight updates as rank 0, which is the trainer.
 
-    Call it while `/init_weights_update_group`, with the same values and `rank_offset` 1, is in
-    progress: each waits for the other.
+    It returns when every rank has joined. Call it while a request to `/init_weights_update_group`
+    with the same values and `rank_offset` 1 is in progress, because each waits for the other.
 
     Args:
-        master_address: address of this machine, as the server reaches it.
+        master_address: the address at which the server reaches this machine.
         master_port: a free port of this machine.
         world_size: 1 plus the server's number of tensor-parallel ranks.
         group_name: the name that the server uses.
@@ -189,7 +192,7 @@ def init_update_group(
 
 
 def describe_tensors(named_tensors: NamedTensors) -> dict[str, Any]:
-    """`names`, `dtypes` and `shapes` for the body of `/update_weights_from_distributed`."""
+    """Return `names`, `dtypes` and `shapes` for the body of `/update_weights_from_distributed`."""
     specs = [_spec(name, tensor) for name, tensor in _pairs(named_tensors)]
     return {
         "names": [spec.name for spec in specs],
@@ -199,13 +202,14 @@ def describe_tensors(named_tensors: NamedTensors) -> dict[str, Any]:
 
 
 def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: bool = False) -> None:
-    """Send the tensors to a server, which must already wait for exactly these tensors.
+    """Broadcast the tensors to a server, which must already wait for exactly these tensors.
 
     Args:
         named_tensors: the tensors, in the order of the request.
-        group: the result of `init_update_group`. Its back end decides on which device the tensors
-            must be.
-        flattened: send one broadcast; the request then has `"load_format": "flattened_bucket"`.
+        group: the result of `init_update_group`. With `nccl` the tensors must be on a GPU, with
+            `gloo` on the CPU.
+        flattened: send all tensors in one broadcast; the request must then have
+            `"load_format": "flattened_bucket"`.
     """
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Helpers that users' notebooks import from this module."""
+"""Helper functions under the names of SGLang's module, which users' notebooks import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 _CI_VARIABLES = ("HEADRACE_IS_IN_CI", "SGLANG_IS_IN_CI")
-# Ideographs: Unicode's CJK blocks, including extensions and compatibility.
+# The ranges of CJK ideographs in Unicode, including extensions and compatibility ideographs.
 _CJK = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -75,12 +75,12 @@ _CJK = (
 
 
 def is_in_ci() -> bool:
-    """Whether the documents run in a build, according to an environment variable."""
+    """Whether a build runs this notebook, according to an environment variable."""
     return any(os.environ.get(name, "").lower() in ("1", "true") for name in _CI_VARIABLES)
 
 
 def print_highlight(text: object) -> None:
-    """Print `text`; in a build's notebook, in bold and blue."""
+    """Print `text`; if a build runs this notebook, show it in bold and blue."""
     if not is_in_ci():
         print(text)
         return
@@ -99,7 +99,7 @@ def read_jsonl(filename: str) -> Iterator[dict[str, Any]]:
 
 
 def get_exception_traceback() -> str:
-    """The traceback of the exception in progress."""
+    """Return the traceback of the exception that is being handled, as text."""
     return traceback.format_exc()
 
 
@@ -120,13 +120,13 @@ def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> No
 
 
 def convert_json_schema_to_str(json_schema: Any) -> str:
-    """Convert a JSON schema to the text that requests carry.
+    """Return a JSON schema as JSON text.
 
     Args:
         json_schema: the schema as a dict, as text, or as a pydantic class.
 
     Raises:
-        ValueError: `json_schema` is something else.
+        ValueError: `json_schema` has another type.
     """
     if isinstance(json_schema, str):
         return json_schema
@@ -142,7 +142,10 @@ def convert_json_schema_to_str(json_schema: Any) -> str:
 
 
 def find_printable_text(text: str) -> str:
-    """Return the part of a stream's text that later tokens cannot change, cut at a word's end."""
+    """Return the beginning of a streamed text that is safe to show, cut at the end of a word.
+
+    Later tokens may still change the last word, or complete its last character.
+    """
     if text.endswith("\n") or (text and _is_cjk(text[-1])):
         return text
     if len(text) > 1 and _is_cjk(text[-2]):
@@ -155,12 +158,12 @@ def _is_cjk(character: str) -> bool:
 
 
 def is_same_type(values: Sequence[Any]) -> bool:
-    """Whether all values have the first one's type; true for zero or one value."""
+    """Whether all values have the same type as the first; true for fewer than two values."""
     return all(isinstance(value, type(values[0])) for value in values[1:])
 
 
 def execute_once(function: Callable[P, Any]) -> Callable[P, None]:
-    """Make a function that runs on its first call and does nothing on later calls."""
+    """Wrap `function` so that its first call runs it and later calls do nothing."""
     calls = iter([function])
 
     @functools.wraps(function)
@@ -178,7 +181,7 @@ def info_once(message: str) -> None:
 
 
 class LazyImport:
-    """A stand-in for a class whose module is imported on first use."""
+    """Stands in for a class; the class's module is imported when the class is first used."""
 
     def __init__(self, module_name: str, class_name: str) -> None:
         self.module_name = module_name
@@ -196,7 +199,7 @@ class LazyImport:
 
 
 class TypeBasedDispatcher:
-    """Calls the first registered function that fits an object's type."""
+    """Holds functions by type, and calls the first one whose type an object is an instance of."""
 
     def __init__(self, mapping: Iterable[tuple[type, Callable[[Any], Any]]]) -> None:
         self._mapping = list(mapping)
@@ -206,7 +209,11 @@ class TypeBasedDispatcher:
         return self
 
     def __call__(self, obj: Any) -> Any:
-        """Call the function; raises `ValueError` if no type fits."""
+        """Call the function for the type of `obj` and return its result.
+
+        Raises:
+            ValueError: no function is registered for this type.
+        """
         for kind, function in self._mapping:
             if isinstance(obj, kind):
                 return function(obj)
@@ -214,6 +221,6 @@ class TypeBasedDispatcher:
 
 
 def resolve_obj_by_qualname(qualname: str) -> Any:
-    """Import the module of a name such as `package.module.name` and return the object."""
+    """Return the object with a dotted name such as `package.module.name`; imports its module."""
     module, _, name = qualname.rpartition(".")
     return getattr(importlib.import_module(module), name)

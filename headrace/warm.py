@@ -1,8 +1,8 @@
-"""`headrace warm MODEL --out DIR`: compiles a model's kernels ahead of its first start.
+"""`headrace warm MODEL --out DIR`: compiles a model's kernels before its first start.
 
-The engine starts as a server would and answers a few requests. What is compiled meanwhile lies in
-the folder: Triton's kernels for a GPU, the C++ library for a CPU. An image or a shared folder
-brings it to machines of the same kind.
+The command starts an engine with the server's options and lets it answer a few requests. Kernels
+that are compiled meanwhile are written to the folder: Triton's for a GPU, or the C++ library for a
+CPU. The folder can be copied into a container image, or shared with machines of the same kind.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from headrace.engine.server_args import ServerArgs
 from runtime.launch.command_line import parse_args
 
 PROG = "headrace warm"
-# Of the prompts: alone, a small batch, one that is computed in several steps.
+# Number of prompts, and tokens of each: a single prompt, a small batch, and a long prompt that
+# takes several steps.
 _PROMPTS = ((1, 5), (8, 40), (1, 3000))
-# Greedy, and with every kind of cut.
+# Sampling parameters: greedy, and with every kind of filter.
 _SAMPLING = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
@@ -31,7 +32,7 @@ _SAMPLING = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options, without the server's."""
+    """Return the parser of the command's own options, without the options of the server."""
     parser = argparse.ArgumentParser(
         prog=PROG,
         description="Compile a model's kernels into a folder, so that its first start on another "
@@ -49,10 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], out: TextIO) -> int:
-    """Run the command; return its exit status.
+    """Run `headrace warm` and return its exit status.
 
     Args:
-        argv: arguments after `warm`.
+        argv: the arguments after `warm`.
         out: receives the messages for the user.
     """
     if argv and not argv[0].startswith("-"):
@@ -65,7 +66,7 @@ def main(argv: Sequence[str], out: TextIO) -> int:
     variables = environment(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # The engine's processes inherit it.
+        # The engine's child processes inherit this environment.
         os.environ.update(variables)
         began = time.monotonic()
         with Engine(server_args=ServerArgs.from_config(parsed.config)) as engine:
@@ -88,9 +89,9 @@ def main(argv: Sequence[str], out: TextIO) -> int:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables with which processes compile into `folder`, and find it there.
+    """Return environment variables that make processes store compiled kernels in `folder`.
 
-    The variables move no models: neither the hub's cache nor the models that were fetched.
+    The variables do not change the folders of downloaded models.
     """
     return {
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -99,7 +100,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _answer(engine: Engine) -> None:
-    """Answer prompts of several sizes, with all samplers."""
+    """Let the engine answer prompts of several sizes, with all kinds of sampling."""
     limits = engine.context.client.limits
     for count, length in _PROMPTS:
         most = min(limits.context_len, limits.max_total_num_tokens) // (2 * count)
