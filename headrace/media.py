@@ -1,4 +1,7 @@
-"""Functions for users' programs: convert images and videos to base64 text or for `image(...)`."""
+"""Functions for users' programs that convert images and frames of videos.
+
+The results are base64 text, or values that `image(...)` of the frontend language takes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a server from a notebook on a free port, waits for it, and stops it with its children."""
+"""Functions for notebooks: start a server on a free port, wait for it, and stop it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLL_S = 0.2
 _TERMINATE_TIMEOUT_S = 20.0
 # A server's descendants end with the server. Those still running after this time are killed.
 _DESCENDANTS_TIMEOUT_S = 2.0
-# A server with a key answers 401 once it listens.
+# HTTP statuses of a server that runs; a server with a key answers 401 to requests without it.
 _UP = frozenset({200, 401, 403})
 _LAST_LINES = 30
 _LAST_LINES_WAIT_S = 1.0
@@ -56,7 +56,7 @@ _reservations = _Reservations()
 
 
 class _Output:
-    """A server's output: copied to our standard output; the last lines are kept."""
+    """Copies a server's output to this process's standard output, and keeps its last lines."""
 
     def __init__(self) -> None:
         read, self.descriptor = os.pipe()
@@ -64,7 +64,7 @@ class _Output:
         self._relay = threading.Thread(target=self._pass_on, args=(read,), daemon=True)
 
     def start(self) -> None:
-        """Close our writing end of the pipe; the server now holds it."""
+        """Close this process's writing end of the pipe, which the server has inherited."""
         os.close(self.descriptor)
         self._relay.start()
 
@@ -72,19 +72,20 @@ class _Output:
         with os.fdopen(read, "rb") as pipe:
             for line in pipe:
                 self._lines.append(line)
-                # Our output may be closed; the server must not block on the pipe.
+                # Writing may fail if our output is closed. Reading continues, so that the server
+                # does not block on a full pipe.
                 with contextlib.suppress(OSError):
                     os.write(1, line)
 
     def last_lines(self) -> str:
-        """The last lines of the output, once the server has ended."""
-        # A child of the server may still hold the pipe.
+        """Return the last lines of the output; call it once the server has ended."""
+        # The wait is limited, because a child of the server may still hold the pipe open.
         self._relay.join(_LAST_LINES_WAIT_S)
         return b"".join(self._lines).decode(errors="replace").rstrip()
 
 
 class _Launched:
-    """Servers that this process started, by port, until they have ended."""
+    """The servers that this process started and that have not ended, by port."""
 
     def __init__(self) -> None:
         self._servers: dict[int, tuple[subprocess.Popen[str], _Output]] = {}
@@ -93,7 +94,7 @@ class _Launched:
         self._servers[port] = (process, output)
 
     def process_at(self, url: str) -> subprocess.Popen[str] | None:
-        """The server that listens, or will listen, at `url`."""
+        """Return the process of the server that listens, or will listen, at `url`."""
         parts = urllib.parse.urlsplit(url)
         if parts.hostname not in (*_OWN_NAMES, socket.gethostname()) or parts.port is None:
             return None
@@ -101,7 +102,7 @@ class _Launched:
         return None if found is None else found[0]
 
     def forget(self, process: object) -> str:
-        """Forget a server that has ended and return its last lines; its port may be reused."""
+        """Remove a server that has ended, release its port, and return its last lines of output."""
         for port, (known, output) in list(self._servers.items()):
             if known is process:
                 del self._servers[port]
@@ -113,11 +114,11 @@ _launched = _Launched()
 
 
 def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, socket.socket]:
-    """Take a random free port of `[start, end)`.
+    """Reserve a random free port in the range from `start` to `end - 1`.
 
     Returns:
-        The port, and a bound socket that keeps others from drawing it; a server that sets
-        SO_REUSEADDR can still listen there.
+        The port, and a socket bound to it. While the socket is open, other callers do not get this
+        port; a server that sets SO_REUSEADDR can still listen on it.
 
     Raises:
         RuntimeError: every port is taken.
@@ -139,14 +140,14 @@ def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, 
 
 
 def release_port(reserved: socket.socket) -> None:
-    """Release a port from `reserve_port`."""
+    """Close the socket from `reserve_port`, so that its port may be taken again."""
     with contextlib.suppress(OSError):
         reserved.close()
 
 
 def execute_shell_command(command: str, output: int | None = None) -> subprocess.Popen[str]:
-    """Start `command` without a shell: quotes are parsed, leading KEY=VALUE words are added to its
-    environment, and `python` stands for the current interpreter.
+    """Start `command` without a shell: quotes are parsed, words KEY=VALUE at its beginning are
+    added to its environment, and `python` stands for the current interpreter.
 
     Args:
         command: one command line.
@@ -164,7 +165,7 @@ def execute_shell_command(command: str, output: int | None = None) -> subprocess
         raise ValueError(f"No command in {command!r}.")
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
-    # The command gets its own session, so that exactly its process group can be ended.
+    # The command runs in its own session, so that its whole process group can be ended.
     return subprocess.Popen(
         words,
         text=True,
@@ -178,10 +179,10 @@ def execute_shell_command(command: str, output: int | None = None) -> subprocess
 def launch_server_cmd(
     command: str, host: str = "0.0.0.0", port: int | None = None
 ) -> tuple[subprocess.Popen[str], int]:
-    """Start a server's command line with `--port` added.
+    """Start a server by its command line, to which `--port` is added.
 
-    Notebook tutorials use `--host 0.0.0.0` without a key, which a server of this project refuses.
-    This function allows it by setting the equivalent of `--allow-open-admin`.
+    Notebooks use `--host 0.0.0.0` without a key, with which Headrace's server does not start. So
+    this function sets the equivalent of `--allow-open-admin`.
 
     Args:
         command: such as `python -m server.launch --model-path DIR`.
@@ -235,7 +236,7 @@ def terminate_process(process: subprocess.Popen[Any]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    # Zombies and reused process ids are harmless here: these processes are children of children.
+    # Zombies in the result are harmless, and so are reused process ids: only descendants are found.
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -259,7 +260,7 @@ def wait_for_http_ready(
     headers: Mapping[str, str] | None = None,
     request_timeout: float = 5.0,
 ) -> None:
-    """Poll `url` until it answers with success.
+    """Poll `url` until it answers with a status of a running server.
 
     Args:
         url: polled with GET.
@@ -298,7 +299,8 @@ def wait_for_server(
 ) -> None:
     """Wait until the server at `base_url` accepts requests; see `wait_for_http_ready`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # Unlike the list of models, this route answers 503 until a first token was generated.
+    # `/health` answers 503 until the model has generated a first token. `/v1/models`, which other
+    # tools poll, answers earlier.
     wait_for_http_ready(f"{base_url.rstrip('/')}/health", timeout, process, headers)
 
 

@@ -1,4 +1,4 @@
-"""The APIs of the measured servers: how a request is written and its events are read."""
+"""The HTTP APIs of measured servers: each writes request bodies and reads events of answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DONE = b"[DONE]"
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """The fields of a request body that have the same value in every request.
+    """Settings for the body of every request.
 
     Attributes:
-        model: the name that OpenAI's routes require.
-        extra: keys added to every body; they override ours.
+        model: the model name, which OpenAI's routes require.
+        extra: keys added to every body; they replace equal keys of the benchmark.
     """
 
     model: str = ""
@@ -31,17 +31,17 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One API: its request bodies and its events."""
+    """An HTTP API of the measured server."""
 
     path: str
     flush_path: str | None
 
     def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
-        """The request as JSON."""
+        """Return the body of a request as a JSON object."""
         ...
 
     def reader(self, record: RequestRecord) -> OnEvent:
-        """Return a function that records each event in `record`."""
+        """Return a callback that reads each event of the answer into `record`."""
         ...
 
 
@@ -58,7 +58,7 @@ class _NativeEvent(msgspec.Struct):
 
 
 class Native:
-    """`/generate` of this server and of SGLang; `meta_info` gives the token counts."""
+    """The route `/generate` of Headrace and SGLang, which reports token counts in `meta_info`."""
 
     path = "/generate"
     flush_path: str | None = "/flush_cache"
@@ -129,8 +129,8 @@ class _OpenAIEvent(msgspec.Struct):
 
 
 def _completion_has_token(choice: _Choice) -> bool:
-    # A piece may have no text because its token does not complete a character. Only an empty last
-    # piece has no token.
+    # A piece without text may still hold a token, if the token does not complete a character. Only
+    # the last piece, which has a finish reason, may hold no token.
     return bool(choice.text) or choice.finish_reason is None
 
 
@@ -142,7 +142,10 @@ def _chat_has_token(choice: _Choice) -> bool:
 
 
 class OpenAI:
-    """Completions and chat. If events report no usage, each event counts as one token."""
+    """OpenAI's routes for completions and chat.
+
+    If the events of an answer report no usage, each event counts as one token.
+    """
 
     flush_path: str | None = None
 
@@ -152,12 +155,12 @@ class OpenAI:
         prompt: Callable[[BenchRequest], dict[str, Any]],
         has_token: Callable[[_Choice], bool],
     ) -> None:
-        """Use the route at `path`.
+        """Store the route and the functions that differ between the routes.
 
         Args:
-            path: the route.
-            prompt: returns the keys that hold a request's prompt.
-            has_token: whether a choice of an event holds generated output.
+            path: the path of the route.
+            prompt: function that returns the keys of the body that hold a request's prompt.
+            has_token: function that says whether a choice of an event holds generated output.
         """
         self.path = path
         self._prompt = prompt
@@ -173,7 +176,7 @@ class OpenAI:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        # OpenAI's own service refuses unknown keys.
+        # `ignore_eos` is sent only on request, because OpenAI's own service refuses unknown keys.
         return {**body, "ignore_eos": True} if wire.ignore_eos else body
 
     def reader(self, record: RequestRecord) -> OnEvent:
@@ -198,7 +201,8 @@ class OpenAI:
 
 
 def _note_usage(record: RequestRecord, usage: _Usage, when: float, has_token: bool) -> None:
-    # `usage` is the total in the last piece, or the count so far if every piece has it.
+    # If every piece has `usage`, it counts the tokens so far. If only the last has, it is the
+    # total.
     if has_token:
         new = max(usage.completion_tokens - sum(record.event_tokens), 1)
         record.add(when, new)
@@ -216,7 +220,7 @@ def _completion_prompt(request: BenchRequest) -> dict[str, Any]:
 
 
 def _chat_prompt(request: BenchRequest) -> dict[str, Any]:
-    # A text becomes the user's message.
+    # A text is sent as a message of the user.
     if request.input_ids is not None:
         raise HeadraceError("Chat takes no token ids; give a --tokenizer for random text.")
     return {"messages": request.messages or [{"role": "user", "content": request.text}]}
@@ -227,7 +231,7 @@ _completions = partial(OpenAI, "/v1/completions", _completion_prompt, _completio
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "headrace": Native,
     "sglang": Native,
-    # vLLM's benchmark uses this name.
+    # The name that vLLM's benchmark uses for this route.
     "openai": _completions,
     "openai-completions": _completions,
     "openai-chat": partial(OpenAI, "/v1/chat/completions", _chat_prompt, _chat_has_token),
@@ -236,14 +240,14 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """A server behind a URL as a target for requests."""
+    """A `Target` that sends requests to a server over HTTP."""
 
     client: HttpClient
     backend: Backend
     wire: Wire
 
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
-        """Stream one answer into `record`."""
+        """Send one request and read its streamed answer into `record`."""
         body = {**self.backend.body(request, self.wire), **self.wire.extra}
         read = self.backend.reader(record)
         has_end = False
@@ -261,10 +265,10 @@ class HttpTarget:
             record.error = f"The answer {what}."
 
     async def flush_cache(self) -> None:
-        """Drop the server's prefix cache, if it has a route for that.
+        """Drop the server's prefix cache, if the server has a route for this.
 
         Raises:
-            HeadraceError: the server refused.
+            HeadraceError: the server refused to drop its cache.
         """
         if self.backend.flush_path is None:
             return
@@ -274,7 +278,7 @@ class HttpTarget:
 
 
 async def first_model(client: HttpClient) -> str:
-    """The name of the first model that a server lists.
+    """Return the name of the first model in a server's list of models.
 
     Raises:
         StartupError: the list is empty.
@@ -289,7 +293,7 @@ async def first_model(client: HttpClient) -> str:
 
 
 def describe_error(error: Any) -> str:
-    """The text of an error event."""
+    """Return the message of an error event as text."""
     if isinstance(error, dict):
         return str(error.get("message") or error)
     return str(error or "an event without tokens and without an error")

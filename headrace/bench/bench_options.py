@@ -1,4 +1,4 @@
-"""Checks of options that several benchmarks share; each refusal is one line."""
+"""Options that several benchmarks share, and their checks; each error message is one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.errors import StartupError
 
 
 def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Refuse a number below `least`; an absent option is accepted.
+    """Refuse options whose number is below `least`; an option that is not given is accepted.
 
     Raises:
         StartupError: the first of `names` that is too small.
@@ -23,7 +23,7 @@ def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before a long run begins; creates its folder.
+    """Check before a long run that the file at `path` can be written; create its folder.
 
     Raises:
         StartupError: the file cannot be written; the message says why.
@@ -42,7 +42,10 @@ def check_writable(option: str, path: Path | None) -> None:
 def add_batch_options(
     parser: argparse.ArgumentParser, *, output_len: int, num_iters: int, num_warmup: int
 ) -> None:
-    """Add the options of a repeated batch, except its size; the arguments are defaults."""
+    """Add the options of a batch that is repeated, except the batch size.
+
+    The keyword arguments are the default values of the options.
+    """
     parser.add_argument("--input-len", type=int, default=512, metavar="N")
     parser.add_argument("--output-len", type=int, default=output_len, metavar="N")
     parser.add_argument(

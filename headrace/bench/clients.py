@@ -1,4 +1,4 @@
-"""Sends the load from this process, or from several if one is too slow.
+"""Sends the requests of a benchmark from this process, or from several if one is too slow.
 
 With several processes, each child reads its share of the requests from standard input, reports that
 it is ready, receives the common start time, and returns its records one by one. The clocks agree:
@@ -26,10 +26,10 @@ _LENGTH_BYTES = 4
 
 
 class ClientJob(msgspec.Struct, kw_only=True):
-    """Everything that a process needs to send its share.
+    """The data that a client process needs to send its share of the requests.
 
     Attributes:
-        requests: index, seconds after the start, request.
+        requests: for each request its index, its time in seconds after the start, and the request.
     """
 
     url: str
@@ -42,7 +42,7 @@ class ClientJob(msgspec.Struct, kw_only=True):
 
 
 def make_target(job: ClientJob) -> HttpTarget:
-    """The server that the job targets."""
+    """Return the target that sends requests to the job's server."""
     client = HttpClient(job.url, job.headers, job.timeout_s)
     return HttpTarget(client, BACKENDS[job.backend](), job.wire)
 
@@ -50,7 +50,10 @@ def make_target(job: ClientJob) -> HttpTarget:
 async def send_all(
     job: ClientJob, num_processes: int, on_done: OnDone | None = None
 ) -> list[RequestRecord]:
-    """Send the job's requests from `num_processes` processes; records keep the requests' order.
+    """Send the job's requests from `num_processes` processes.
+
+    Returns:
+        One record for each request, in the order of the requests.
 
     Raises:
         HeadraceError: a client process died.
@@ -83,7 +86,8 @@ async def send_all(
 def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
     limit = job.max_concurrency
     if limit is not None:
-        # The first processes take the remainder. Each process must get at least one request.
+        # If the limit cannot be divided evenly, the first processes get one more. Each gets at
+        # least one.
         limit = max(1, limit // num_processes + (which < limit % num_processes))
     requests = job.requests[which::num_processes]
     return msgspec.structs.replace(job, max_concurrency=limit, requests=requests)
@@ -95,7 +99,7 @@ async def _start(job: ClientJob) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),
-        # Only the first process handles a terminal's Ctrl-C; it then ends the others.
+        # The child must not get a terminal's Ctrl-C; the first process gets it and ends the child.
         start_new_session=True,
     )
     _write_frame(child, msgspec.msgpack.encode(job))
@@ -130,7 +134,7 @@ async def _read_frame(child: asyncio.subprocess.Process) -> bytes:
 
 
 def main() -> None:
-    """Run one client process."""
+    """Run a child process: read its job, send its requests and write their records."""
 
     def read() -> bytes:
         size = int.from_bytes(sys.stdin.buffer.read(_LENGTH_BYTES), "little")
@@ -138,7 +142,7 @@ def main() -> None:
 
     def write(payload: bytes) -> None:
         sys.stdout.buffer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
-        # A record buffered here would be lost when the first process stops.
+        # Flush each record, because a buffered record is lost when the first process ends this one.
         sys.stdout.buffer.flush()
 
     async def run() -> list[RequestRecord]:
@@ -156,7 +160,7 @@ def main() -> None:
         )
 
     uvloop.run(run())
-    # An empty frame marks the end.
+    # An empty frame tells the first process that all records were sent.
     write(b"")
 
 

@@ -1,4 +1,4 @@
-"""The requests to send: random tokens, a shared prefix, or lines of a file."""
+"""Makes the requests of a benchmark: random tokens, a shared prefix, or lines of a file."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer
 
 DATASETS = ("random", "shared-prefix", "jsonl")
-# Every tokenizer of a language model has these ids, and they are cheap to send.
+# Token ids below this number exist in every model, and have few digits in a request's body.
 DEFAULT_VOCAB_SIZE = 4000
 _TEXT_TRIES = 20
 _MAX_TEXT_IDS = 4096
 
 
 class TokenSource:
-    """Draws prompts: lists of ids, or texts if there is a tokenizer."""
+    """Draws random prompts: lists of token ids, or texts if a tokenizer is given."""
 
     def __init__(
         self, rng: random.Random, vocab_size: int, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Draw ids from [1, `vocab_size`), or texts of tokens that survive a round trip."""
+        """Use token ids from 1 to `vocab_size - 1`.
+
+        With a tokenizer, only tokens are used that are the same after decoding and encoding.
+        """
         self.rng = rng
         self.tokenizer = tokenizer
         self._plain = range(1, vocab_size) if tokenizer is None else self._stable(vocab_size)
 
     def _stable(self, vocab_size: int) -> Sequence[int]:
-        # Special tokens and partial characters do not survive decoding and encoding.
+        # Special tokens and parts of characters change when they are decoded and encoded again.
         tokenizer = self.tokenizer
         assert tokenizer is not None
         ids = self.rng.sample(range(1, vocab_size), min(vocab_size - 1, _MAX_TEXT_IDS))
@@ -44,11 +47,14 @@ class TokenSource:
         return [i for i, back in zip(plain, again, strict=True) if back == [i]] or plain
 
     def ids(self, count: int) -> list[int]:
-        """Draw `count` ids."""
+        """Draw `count` random token ids."""
         return self.rng.choices(self._plain, k=count)
 
     def request(self, input_ids: list[int], output_len: int) -> BenchRequest:
-        """Make a request of these ids, or of a text that encodes to exactly as many tokens."""
+        """Make a request with these token ids.
+
+        With a tokenizer, the request has a text that encodes to exactly as many tokens.
+        """
         if self.tokenizer is None:
             return BenchRequest(
                 input_ids=input_ids, output_len=output_len, prompt_len=len(input_ids)
@@ -57,8 +63,9 @@ class TokenSource:
         return BenchRequest(text=text, output_len=output_len, prompt_len=count)
 
     def _text(self, input_ids: list[int], tokenizer: Tokenizer) -> tuple[str, int]:
-        # Neighbours may merge into other tokens. Encoding a decoded text again is mostly stable, so
-        # the new ids are kept, and only a tail is drawn again. Each try draws a longer tail.
+        # Neighbouring tokens may merge into other tokens when their text is encoded. A text that
+        # was encoded once mostly stays the same, so the new ids are kept and only the end of the
+        # text is drawn again. Each try draws a longer end.
         wanted = len(input_ids)
         ids = input_ids
         for attempt in range(_TEXT_TRIES):
@@ -74,7 +81,7 @@ class TokenSource:
 def random_requests(
     source: TokenSource, count: int, input_len: int, output_len: int, range_ratio: float = 1.0
 ) -> list[BenchRequest]:
-    """Requests of random tokens.
+    """Make requests whose prompts are random tokens.
 
     Args:
         source: draws the tokens and the lengths.
@@ -93,7 +100,7 @@ def random_requests(
 def shared_prefix_requests(
     source: TokenSource, count: int, prefix: Sequence[int], own_len: int, output_len: int
 ) -> list[BenchRequest]:
-    """Requests that share `prefix`, each followed by `own_len` random tokens."""
+    """Make requests whose prompts are `prefix` and then `own_len` random tokens."""
     return [source.request([*prefix, *source.ids(own_len)], output_len) for _ in range(count)]
 
 
@@ -108,7 +115,7 @@ class _Line(msgspec.Struct):
 
 
 def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[BenchRequest]:
-    """Read requests from a file of JSON lines; they repeat if the file holds fewer than `count`.
+    """Read requests from a file of JSON lines; if it has fewer than `count` lines, repeat them.
 
     Args:
         path: each line has `prompt`, `text`, `input_ids` or `messages`, and perhaps `output_len`.
@@ -158,7 +165,7 @@ def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[Bench
 
 
 def add_dataset_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `make_requests` reads."""
+    """Add the options that `make_requests` reads."""
     group = parser.add_argument_group("requests")
     group.add_argument("--dataset-name", choices=DATASETS, default="random")
     group.add_argument("--dataset-path", type=Path, help="file of the jsonl data set")
@@ -179,7 +186,7 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_requests(options: argparse.Namespace, source: TokenSource) -> list[BenchRequest]:
-    """The requests that the options describe.
+    """Make the requests that the options describe.
 
     Raises:
         StartupError: an option or a file is wrong.

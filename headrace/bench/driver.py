@@ -1,7 +1,7 @@
-"""The driver that all benchmarks share: it parses options and writes figures.
+"""The code that all benchmarks share: it parses options, runs a measurement and writes figures.
 
-A benchmark defines its options and its measurement. The driver adds what is the same for all: the
-options of an engine, error and Ctrl-C handling, the line about the machine, and the results file.
+A benchmark defines its own options and its measurement. This module adds the options of an engine,
+the handling of errors and Ctrl-C, the line about the machine, and the results file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Run:
     """One run of a benchmark, and the output of its figures.
 
     Attributes:
-        options: parsed by the benchmark's own parser.
-        server_options: the remaining arguments, for the engine that it starts.
+        options: the benchmark's own options.
+        server_options: the remaining arguments, which are options of the engine that it starts.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Run:
         return describe_environment()
 
     def say(self, *lines: str) -> None:
-        """Print figures; the line about the machine precedes the first."""
+        """Print lines of figures; before the first ones, print the line about the machine."""
         if self._is_silent:
             self._is_silent = False
             print(environment_line(self._environment))
@@ -80,9 +80,10 @@ class Benchmark:
     Attributes:
         name: the word after `headrace bench`.
         description: the text of its `--help`.
-        add_options: adds the options that are specific to it.
-        measure: measures and reports; returns the exit status.
-        starts_engine: whether the options of `headrace serve` are accepted too.
+        add_options: function that adds the benchmark's own options to a parser.
+        measure: function that measures, prints the figures and returns the exit status.
+        starts_engine: whether the benchmark starts an engine; then it takes the options of
+            `headrace serve` too.
     """
 
     name: str
@@ -92,12 +93,12 @@ class Benchmark:
     starts_engine: bool = True
 
     def parser(self) -> argparse.ArgumentParser:
-        """The options, without the server's."""
+        """Return the parser of the benchmark's options, without the options of the server."""
         parser = argparse.ArgumentParser(
             prog=f"headrace bench {self.name}",
             description=self.description,
             epilog=_ENGINE_OPTIONS if self.starts_engine else None,
-            # An abbreviation here could be a full option of the server.
+            # Abbreviations are off, because an abbreviation here may be an option of the server.
             allow_abbrev=not self.starts_engine,
         )
         if self.starts_engine:
@@ -111,7 +112,10 @@ class Benchmark:
         return parser
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the benchmark. The exit status is that of `measure`, 1 on an error, 130 on Ctrl-C."""
+        """Run the benchmark and return the exit status.
+
+        It is the status that `measure` returned, 1 after an error, and 130 after Ctrl-C.
+        """
         parser = self.parser()
         options, server_options = parser.parse_known_args(argv)
         if server_options and not self.starts_engine:

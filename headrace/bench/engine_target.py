@@ -1,4 +1,4 @@
-"""The engine's processes without HTTP, which `offline`, `latency` and the scripts measure."""
+"""Runs an engine without HTTP, for the benchmarks `offline` and `latency` and other scripts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ _FLUSH_TRIES = 50
 
 @contextmanager
 def engine_config(shape: str | None, server_options: Sequence[str]) -> Iterator[ServerConfig]:
-    """The configuration from `server_options`, with a temporary model folder if `shape` is given.
+    """Yield the configuration that `server_options` describe.
 
-    Exits with status 2 and one line when an option is wrong.
+    If `shape` is given, the model is a temporary folder of this shape. If an option is wrong, the
+    program exits with status 2 and one line.
     """
     options = list(server_options)
     if not any(each.split("=")[0] == "--log-level" for each in options):
@@ -56,13 +57,13 @@ def engine_config(shape: str | None, server_options: Sequence[str]) -> Iterator[
 
 
 class EngineTarget:
-    """A running engine as a target for requests.
+    """A `Target` that sends requests to a running engine, without HTTP.
 
     Attributes:
-        vocab_size: token ids below it may be sent.
-        stream: whether tokens are requested as they are generated.
-        start_s: seconds from the start until ready.
-        worker: what the worker reported about itself.
+        vocab_size: requests may use token ids below this number.
+        stream: whether requests ask for tokens as they are generated.
+        start_s: seconds that the engine's start took.
+        worker: the report that the worker sent when it was ready.
     """
 
     def __init__(
@@ -125,12 +126,12 @@ class EngineTarget:
             reply = await self._client.calls.flush_cache()
             if reply.success:
                 return
-            # With overlap the last step may still be running after the last token arrived.
+            # With overlap scheduling, a step may still be running after the last token has arrived.
             await asyncio.sleep(0.02)
         raise HeadraceError(f"The cache was not flushed: {reply.message}")
 
     def memory_mb(self) -> dict[str, float]:
-        """Resident memory of each process."""
+        """Return the resident memory of each of the engine's processes, in MB."""
         pids = self._host.pids()
         return {name: round(resident_bytes([pid]) / 2**20, 1) for name, pid in pids.items()}
 
@@ -138,7 +139,7 @@ class EngineTarget:
 def measure_engine(
     run: Run, measure: Callable[[EngineTarget], Coroutine[Any, Any, T]], *, stream: bool = True
 ) -> T:
-    """Start the engine that a run's options describe, and return `measure`'s result for it.
+    """Start the engine that the run's options describe, call `measure` and return its result.
 
     Raises:
         StartupError: the engine cannot start.

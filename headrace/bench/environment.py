@@ -1,4 +1,4 @@
-"""Describes how a figure was measured: machine, versions, commit, options. Imports no torch."""
+"""Describes machine, versions, commit and options of a measurement, without importing torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def environment_line(environment: Mapping[str, Any]) -> str:
 
 
 def options_of(options: Any) -> dict[str, Any]:
-    """The options as JSON values; keys are hidden, and paths are cut to their names."""
+    """Return options as JSON values, without API keys and without the folders of paths."""
     plain = {}
     for name, value in vars(options).items():
         if name == "api_key":
@@ -53,7 +53,7 @@ def options_of(options: Any) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as indented JSON; creates the folder."""
+    """Write `content` to a file as indented JSON; create the file's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""`headrace bench latency`: one batch from start to end, repeated, without HTTP."""
+"""`headrace bench latency` measures the time of one batch from start to end, repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.bench.record import distribution
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
+    """Add the options of this benchmark to a parser."""
     parser.add_argument("--batch-size", type=int, default=1, metavar="N")
     add_batch_options(parser, output_len=64, num_iters=10, num_warmup=2)
     parser.add_argument("--no-progress", action="store_true")
@@ -62,8 +62,8 @@ async def _batches(engine: EngineTarget, options: argparse.Namespace) -> dict[st
                 continue
             progress.add()
             first = max(record.event_times[0] for record in records)
-            # Only the full batch is measured, so tokens that came before it was full are not
-            # counted.
+            # The decode rate is measured while all requests run. Tokens that came before the last
+            # request had its first token are not counted.
             num_later = sum(
                 count
                 for record in records

@@ -1,4 +1,4 @@
-"""When requests are sent: arrivals, the limit on requests in flight, one task per request."""
+"""Sends requests at given times, one task per request, with a limit on requests in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnDone = Callable[[RequestRecord], None]
 
 
 class Target(Protocol):
-    """The system under test: an engine's processes, or a server behind a URL."""
+    """The measured system: an engine, or a server behind a URL."""
 
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
         """Send one request and fill in `record`; a raised error marks it as failed."""
@@ -28,12 +28,12 @@ class Target(Protocol):
 
 
 def arrival_offsets(count: int, request_rate: float, rng: random.Random) -> list[float]:
-    """Seconds after the start at which each request arrives.
+    """Return for each request the seconds after the start at which it is sent.
 
     Args:
         count: number of requests.
         request_rate: mean requests per second of a Poisson process; infinity sends all at once.
-        rng: draws the gaps.
+        rng: draws the time between requests.
     """
     if math.isinf(request_rate):
         return [0.0] * count
@@ -56,15 +56,16 @@ async def drive(
     """Send every request at its time and wait for the last answer.
 
     Args:
-        requests: index, seconds after the start, request; in the order of their times.
+        requests: for each request its index, its time in seconds after the start, and the request;
+            in the order of their times.
         target: receives the requests.
-        start: the `time.perf_counter()` that offsets count from; by default now.
-        max_concurrency: most requests in flight. Later requests wait, and their time counts from
-            when they are sent.
+        start: the start, in seconds of `time.perf_counter()`; by default now.
+        max_concurrency: most requests in flight. Later requests wait, and their measured time
+            begins when they are sent.
         on_done: called with each complete record.
     """
     begin = time.perf_counter() if start is None else start
-    # Without a limit, the semaphore has a bound that is never reached, so one code path is enough.
+    # Without a limit, the semaphore's bound is the number of requests, which is never exceeded.
     slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
 
     async def one(index: int, request: BenchRequest) -> RequestRecord:
@@ -101,7 +102,7 @@ async def run_at_once(requests: Sequence[BenchRequest], target: Target) -> list[
     """Send all requests together and wait for all answers.
 
     Raises:
-        HeadraceError: a request failed; a figure without it would be meaningless.
+        HeadraceError: a request failed. A figure without this request would be meaningless.
     """
     numbered = [(index, 0.0, request) for index, request in enumerate(requests)]
     records = await drive(numbered, target)

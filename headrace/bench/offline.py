@@ -23,7 +23,7 @@ _WARM_UP_TOKENS = 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
+    """Add the options of this benchmark to a parser."""
     add_dataset_options(parser)
     parser.add_argument(
         "--stream",
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Send all requests at once and return 1 if one failed.
+    """Send all requests at once, print the figures, and return 1 if a request failed.
 
     Raises:
         HeadraceError: the engine cannot start, or the requests cannot be generated.
@@ -44,7 +44,7 @@ def measure(run: Run) -> int:
     ready_s, records = measure_engine(run, partial(_send, options=run.options), stream=stream)
     summary = summarize(records)
     if not stream:
-        # An answer in one piece has no time to first token.
+        # Without streaming an answer is one piece, so these latencies are not defined.
         for name in ("ttft_ms", "tpot_ms", "itl_ms"):
             summary.pop(name)
     run.say(f"ready         in {ready_s:.2f} s", *summary_lines(summary))
@@ -58,8 +58,9 @@ async def _send(
     source = TokenSource(random.Random(options.seed), engine.vocab_size)
     requests = make_requests(options, source)
     if not options.no_warmup:
-        # The warm-up has as many requests, with prompts as long, so that compilation and capture
-        # are done. Its tokens differ, so that the cache does not hold the measured prompts.
+        # The warm-up has as many requests with prompts of the same lengths, so that all kernels are
+        # compiled and all graphs captured. Its tokens differ, so that the measured prompts are not
+        # in the prefix cache.
         lengths = [max(1, request.prompt_len) for request in requests]
         await run_at_once(
             [source.request(source.ids(length), _WARM_UP_TOKENS) for length in lengths], engine

@@ -1,7 +1,7 @@
-"""`headrace bench one-batch`: step times of one static batch, measured at the worker.
+"""`headrace bench one-batch` measures the step times of one batch in the worker.
 
-The front, the detokenizer and messages are left out: only scheduler, model and device are timed.
-The worker runs in a separate process, so that this package imports no torch.
+Only scheduler, model and device are timed, without the front, the detokenizer and messages. The
+worker runs in a separate process, so that this module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.launch.prepare import prepare_engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
+    """Add the options of this benchmark to a parser."""
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1], metavar="N", help="one or several"
     )
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Time each batch size in a fresh process; print each line as soon as its figures are ready.
+    """Time each batch size in a new process, and print its line of figures when it is done.
 
     Raises:
         HeadraceError: the worker cannot start, or a request failed.
@@ -87,7 +87,7 @@ def _in_a_process(job: BatchJob) -> BatchResult:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),
-        # Only this process handles a terminal's Ctrl-C. The worker ends when this process does.
+        # The worker must not get a terminal's Ctrl-C. It ends when this process ends.
         start_new_session=True,
     ) as worker:
         send_config(worker, job)

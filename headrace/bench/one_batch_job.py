@@ -1,4 +1,4 @@
-"""The messages between `headrace bench one-batch` and its worker process. Front-safe."""
+"""The messages between `headrace bench one-batch` and its worker process; imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.config.options import WorkerConfig
 
 
 class BatchJob(msgspec.Struct, kw_only=True):
-    """What to time: `num_iters` batches after `num_warmup` uncounted ones."""
+    """A job for the worker: time `num_iters` batches after `num_warmup` batches of warm-up."""
 
     worker: WorkerConfig
     batch_size: int
@@ -32,7 +32,7 @@ class BatchTimes(msgspec.Struct, kw_only=True):
 
 
 class BatchResult(msgspec.Struct, kw_only=True):
-    """The result; `error` is one line, empty on success."""
+    """The worker's answer to a `BatchJob`; `error` is one line, and empty on success."""
 
     load_s: float = 0.0
     max_total_num_tokens: int = 0

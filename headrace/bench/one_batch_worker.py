@@ -1,4 +1,4 @@
-"""A process that times the steps of one static batch: worker and scheduler without messages.
+"""A process that times the steps of one batch with the worker's scheduler and model.
 
 `python -m headrace.bench.one_batch_worker` reads a `BatchJob` from standard input (msgpack) and
 writes a `BatchResult` to standard output (JSON). `headrace bench one-batch` starts it.
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Batch:
-    """Records when tokens leave the scheduler."""
+    """Records the times at which the tokens of one batch leave the scheduler."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -126,7 +126,7 @@ def _run(scheduler: Scheduler, prompts: Int32Array, first_id: int, output_len: i
 def main(payload: bytes) -> None:
     """Run the `BatchJob` given as msgpack and write its result to standard output."""
     job = msgspec.msgpack.decode(payload, type=BatchJob)
-    # Standard output is reserved for the result; libraries' prints go elsewhere.
+    # Standard output is kept for the result; anything that libraries print goes to standard error.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     configure_logging(job.worker.log_level, "worker")

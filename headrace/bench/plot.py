@@ -1,4 +1,4 @@
-"""Draws the curves of a run as SVG, without a plotting library."""
+"""Draws the latencies and the load of a benchmark run as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _COLOURS = ("#1667b8", "#b8541a", "#2b8a3e", "#8639a8", "#555", "#b01050", "#0a8
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; curves with the same name have the same colour.
+    """A curve with a name; curves with the same name have the same colour.
 
-    A curve with an empty name is not listed in the legend.
+    The legend does not list a curve whose name is empty.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot.
+    """One plot with its curves.
 
     Attributes:
         x_unit: the unit of the horizontal axis; both axes begin at 0.
-        steps: whether values stay until the next point.
-        marks: places on the horizontal axis that get a short red line.
+        steps: whether a curve keeps its value until the next point, instead of rising to it.
+        marks: values on the horizontal axis that are marked by a short red line.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Panel:
 
 
 def check_plot_path(path: Path) -> None:
-    """Refuse a file that cannot be written, before a long run begins.
+    """Check before a long run that a plot can be written to `path`.
 
     Raises:
         StartupError: the suffix is not supported, or the package that writes it is not installed.
@@ -66,7 +66,7 @@ def check_plot_path(path: Path) -> None:
 
 
 def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
-    """Write the panels of `records` in the format that the suffix selects."""
+    """Write plots of `records` to `path`, in the format of its suffix."""
     drawing = draw(title, [record for record in records if not record.error])
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
@@ -83,7 +83,7 @@ def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None
 
 
 def draw(title: str, records: Sequence[RequestRecord]) -> str:
-    """Draw the distributions of four latencies, then load and output over time."""
+    """Return an SVG with the distributions of four latencies, and load and output over time."""
     values = latencies_ms(records)
     return draw_panels(
         title,
@@ -107,7 +107,7 @@ def _one_line(
 
 
 def draw_panels(title: str, panels: Sequence[Panel]) -> str:
-    """Draw the panels in two columns, as one SVG."""
+    """Return one SVG with the panels in two columns."""
     columns = 2
     rows = math.ceil(len(panels) / columns)
     parts = [
@@ -157,8 +157,8 @@ def _rate(records: Sequence[RequestRecord]) -> Points:
         return []
     bins = [0.0] * _NUM_BINS
     for record in records:
-        # A piece may hold more tokens than the server reports with it. The total is known, so the
-        # pieces are scaled to it.
+        # A server may report too few tokens for a piece. The total is known, so the tokens of all
+        # pieces are scaled to this total.
         reported = sum(record.event_tokens) or 1
         for when, count in zip(record.event_times, record.event_tokens, strict=True):
             share = count * record.output_tokens / reported

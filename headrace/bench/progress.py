@@ -31,7 +31,7 @@ class Progress:
             self._draw(now - self._started)
 
     def close(self) -> None:
-        """Keep the bar and go to the next line."""
+        """Leave the bar on the terminal and end its line."""
         if self._enabled:
             self._stream.write("\n")
             self._stream.flush()

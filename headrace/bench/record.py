@@ -1,4 +1,4 @@
-"""One request of a benchmark, its measured times, and statistics over many requests."""
+"""The requests of a benchmark, their measured times, and statistics over many requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to send; exactly one of `input_ids`, `text` and `messages` is set.
 
     Attributes:
-        prompt_len: tokens of the prompt, if known before the server counts them.
+        prompt_len: number of tokens of the prompt, if it is known before the server reports it.
     """
 
     output_len: int
@@ -29,10 +29,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     """The measurements of one request; times are `time.perf_counter()` seconds.
 
     Attributes:
-        event_times: when each piece of output arrived.
-        event_tokens: how many tokens each piece held.
-        output_tokens: as counted by the server; pieces of text may hold a different number.
-        error: empty when the request was answered in full.
+        event_times: the times at which pieces of output arrived.
+        event_tokens: for each piece its number of tokens.
+        output_tokens: number of output tokens that the server reported; the sum of `event_tokens`
+            may differ.
+        error: the reason of a failure; empty if the request was answered completely.
     """
 
     index: int
@@ -46,23 +47,23 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     error: str = ""
 
     def add(self, when: float, num_tokens: int) -> None:
-        """Record a piece of output of `num_tokens` tokens."""
+        """Record that a piece of output with `num_tokens` tokens arrived at the time `when`."""
         self.event_times.append(when)
         self.event_tokens.append(num_tokens)
 
     @property
     def e2e_s(self) -> float:
-        """Seconds from sending to the last byte."""
+        """Seconds from sending the request to the last byte of its answer."""
         return self.finished - self.started
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from sending to the first piece of output."""
+        """Seconds from sending the request to the first piece of output."""
         return (self.event_times[0] if self.event_times else self.finished) - self.started
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after the first piece; `None` when it was the only piece."""
+        """Mean seconds per token after the first piece; `None` if there was only one piece."""
         if len(self.event_times) < 2:
             return None
         after_first = self.output_tokens - self.event_tokens[0]
@@ -71,7 +72,10 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         return (self.event_times[-1] - self.event_times[0]) / after_first
 
     def gaps_s(self) -> list[float]:
-        """Seconds between tokens; tokens that arrived together share their gap evenly."""
+        """Return the seconds between consecutive tokens.
+
+        If several tokens arrived in one piece, the time since the piece before is divided evenly.
+        """
         gaps: list[float] = []
         for before, when, count in zip(
             self.event_times, self.event_times[1:], self.event_tokens[1:], strict=False
@@ -81,7 +85,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the `percent` percentile of ordered numbers, linear between neighbours."""
+    """Return a percentile of sorted numbers, interpolated linearly between neighbours."""
     if not ordered:
         return math.nan
     position = (len(ordered) - 1) * percent / 100
@@ -91,7 +95,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles and maximum; empty for no values."""
+    """Return mean, percentiles and maximum of `values` by name; empty if there are no values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -102,7 +106,7 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 
 def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """The values of each of the four latencies in milliseconds, in the order of the records."""
+    """Return for each of the four latencies its values in milliseconds, in order of the records."""
     tpots = (record.tpot_s for record in records)
     return {
         "ttft_ms": [record.ttft_s * 1e3 for record in records],
@@ -113,7 +117,12 @@ def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def meets(record: RequestRecord, objectives_ms: dict[str, float]) -> bool:
-    """Whether a request met every objective; names are `ttft`, `tpot` and `e2e`."""
+    """Whether a request's latencies are within all limits.
+
+    Args:
+        record: the measured request.
+        objectives_ms: limits in milliseconds, by `ttft`, `tpot` and `e2e`.
+    """
     tpot = record.tpot_s
     measured = {
         "ttft": record.ttft_s * 1e3,
@@ -130,7 +139,7 @@ def summarize(
 
     Args:
         records: the requests' records, at least one.
-        objectives_ms: limits for the goodput; see `meets`.
+        objectives_ms: the limits of the goodput; see `meets`.
     """
     done = [record for record in records if not record.error]
     first = min(record.started for record in records)

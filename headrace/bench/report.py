@@ -1,4 +1,4 @@
-"""Formats a summary as a table for the terminal."""
+"""Formats the summary of a benchmark as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = {
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Format what `summarize` computed, line by line."""
+    """Format a result of `headrace.bench.record.summarize` as lines of a table."""
     lines = [
         f"requests      {summary['num_completed']} completed, {summary['num_failed']} failed "
         f"in {summary['duration_s']:.2f} s",
@@ -41,7 +41,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def latency_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The table of latencies; rows without values are omitted."""
+    """Format the latencies of a summary as lines of a table; omit latencies without values."""
     head = f"{'milliseconds':26}" + "".join(f"{name:>10}" for name in _COLUMNS)
     rows = [
         f"{title:26}" + "".join(f"{summary[name][column]:>10.2f}" for column in _COLUMNS)

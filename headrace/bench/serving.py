@@ -1,8 +1,8 @@
-"""`headrace bench serving` loads a server with requests and measures its latencies.
+"""`headrace bench serving` sends requests to a running server and measures its latencies.
 
-The server must be running; it may be ours or another with the same APIs. Requests of a data set
-arrive at a given rate, with a limit on the requests in flight. Every event of their streams is
-recorded. `python -m headrace.bench.serving` runs the same command.
+The server may be Headrace or another with the same APIs. Requests of a data set are sent at a given
+rate, with a limit on the requests in flight. The arrival of every event of an answer is recorded.
+`python -m headrace.bench.serving` runs the same command.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
+    """Add the options of this benchmark to a parser."""
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is")
     parser.add_argument(
         "--backend", choices=list(BACKENDS), default="headrace", help="the API to use"
@@ -93,7 +93,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Send the requests and return 1 if one failed, 130 if Ctrl-C cut the run short.
+    """Send the requests, print the figures, and return the exit status.
+
+    The status is 1 if a request failed, 130 if Ctrl-C stopped the run, and otherwise 0.
 
     Raises:
         HeadraceError: an option is wrong, or the server is unreachable or refuses a request.
@@ -130,7 +132,7 @@ def check(options: argparse.Namespace) -> None:
     """Refuse contradictory options before anything is sent.
 
     Raises:
-        StartupError: the first invalid option.
+        StartupError: an option is invalid; the message names the first one.
     """
     if not options.request_rate > 0:
         raise StartupError("--request-rate must be above 0.")
@@ -138,7 +140,7 @@ def check(options: argparse.Namespace) -> None:
         raise StartupError("--timeout must be above 0.")
     check_at_least(1, options, "max_concurrency", "num_client_processes")
     check_at_least(0, options, "warmup_requests")
-    # Id 0 is never drawn.
+    # Token id 0 is never drawn, so the vocabulary needs at least two ids.
     check_at_least(2, options, "vocab_size")
     limit = options.max_concurrency
     if limit is not None and limit < options.num_client_processes:
@@ -153,10 +155,10 @@ def check(options: argparse.Namespace) -> None:
 
 
 def objectives(given: Sequence[str] | None) -> dict[str, float] | None:
-    """Parse `ttft:500 tpot:50` into milliseconds by name.
+    """Parse the values of `--goodput`, such as `ttft:500`, into milliseconds by name.
 
     Raises:
-        StartupError: the form is wrong.
+        StartupError: a value does not have the form `name:milliseconds`.
     """
     if not given:
         return None
@@ -174,7 +176,7 @@ def objectives(given: Sequence[str] | None) -> dict[str, float] | None:
 
 
 def extra_body(text: str | None) -> dict[str, Any]:
-    """Parse `--extra-body`.
+    """Parse the JSON object of `--extra-body`.
 
     Raises:
         StartupError: the option is not a JSON object.
@@ -189,10 +191,10 @@ def extra_body(text: str | None) -> dict[str, Any]:
 
 
 def token_source(options: argparse.Namespace) -> TokenSource:
-    """The source of random prompts: ids, or text through a tokenizer.
+    """Return the source of random prompts: token ids, or texts with `--random-text`.
 
     Raises:
-        StartupError: text is requested, and the tokenizer is missing or not given.
+        StartupError: texts are requested, but no tokenizer is given or it does not exist.
     """
     wants_text = options.random_text or options.backend == "openai-chat"
     rng = random.Random(options.seed)
@@ -208,7 +210,7 @@ def token_source(options: argparse.Namespace) -> TokenSource:
 
 
 def make_job(options: argparse.Namespace, model: str) -> ClientJob:
-    """Make the job of the client processes, still without requests."""
+    """Make a job for the client processes; its requests are added later."""
     extra = extra_body(options.extra_body)
     return ClientJob(
         url=options.url,
@@ -223,7 +225,10 @@ def make_job(options: argparse.Namespace, model: str) -> ClientJob:
 def warm_up_requests(
     options: argparse.Namespace, requests: Sequence[BenchRequest], source: TokenSource
 ) -> list[BenchRequest]:
-    """Make requests that are not counted and, if generated, share no prefix with the others."""
+    """Make the requests of the warm-up, which are not counted.
+
+    Random prompts of the warm-up share no prefix with the prompts of `requests`.
+    """
     count = options.warmup_requests
     if options.dataset_name == "jsonl":
         return [requests[index % len(requests)] for index in range(count)]
@@ -245,16 +250,16 @@ async def send(
     rng: random.Random,
     records: list[RequestRecord],
 ) -> None:
-    """Warm up, then send everything; `records` receives each request when it ends.
+    """Send the warm-up, then all requests; append a record to `records` when a request ends.
 
     Raises:
-        HeadraceError: the warm-up failed, so the others would fail too.
+        HeadraceError: a request of the warm-up failed, so the other requests would fail too.
         OSError: the server cannot be reached.
     """
     job = make_job(options, options.model or "")
     target = make_target(job)
     for request in requests:
-        # A request that this API cannot express fails here, not in the middle of the run.
+        # Make each body once now: a request that this API cannot express must fail before the run.
         target.backend.body(request, target.wire)
     await target.client.connect()
     if options.backend.startswith("openai") and not options.model:

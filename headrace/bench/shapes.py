@@ -1,7 +1,8 @@
-"""Writes model folders without weights, of named shapes, for `--load-format dummy`.
+"""Writes model folders without weights, for `--load-format dummy`.
 
-The tokenizer is synthetic too: each id is one word. So every id decodes to text of a usual length,
-and random text has exactly as many tokens as words.
+A shape is a model's architecture and sizes, under a name such as "8b". The tokenizer is synthetic:
+each token id is one word. So every id decodes to text of a usual length, and a random text has
+exactly as many tokens as words.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _MOE = _shape(
     norm_topk_prob=False,
 )
 
-# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "135m" SmolLM2-135M (Llama), "0.6b" Qwen3-0.6B,
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "135m" SmolLM2-135M (Llama), "0.6b" Qwen3-0.6B.
 # "moe-4" has four layers of "moe", "small" is for a CPU, and "tiny" and "moe-tiny" are for tests.
-# The last two return vectors (`--is-embedding`). Sizes are vocabulary, hidden, intermediate,
-# layers; heads are query heads and KV heads.
+# The last two shapes return embeddings (`--is-embedding`). The sizes are: vocabulary, hidden size,
+# intermediate size, layers. The heads are: query heads, KV heads.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
         "Llama",
@@ -106,7 +107,7 @@ _CHAT_TEMPLATE = (
 
 
 def write_shape(shape: str, folder: Path) -> Path:
-    """Write the shape's `config.json` and tokenizer into `folder`, which is created."""
+    """Create `folder`, write the `config.json` and the tokenizer of a shape into it, return it."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = SHAPES[shape]["vocab_size"]
     config = {
@@ -148,7 +149,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            # Whole words are matched directly, so merges are not needed.
+            # A whole word is looked up in the vocabulary, so the tokenizer needs no merges.
             "ignore_merges": True,
             "vocab": {piece: index for index, piece in enumerate(pieces)},
             "merges": [],
@@ -157,7 +158,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    # Byte-level BPE writes a byte that has no visible character as a character from U+0100 on.
+    # Byte-level BPE represents a byte without a visible character by a character from U+0100 on.
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
     return [chr(byte if byte in visible else next(moved)) for byte in range(_NUM_BYTES)]
@@ -174,7 +175,7 @@ def _word(index: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a folder and print its path."""
+    """Run `headrace bench shape`: write the folder of a shape and print its path."""
     parser = argparse.ArgumentParser(
         prog="headrace bench shape",
         description="Write a model folder without weights, for `serve --load-format dummy`.",

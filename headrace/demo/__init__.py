@@ -1,7 +1,7 @@
-"""The demo models: toys that ship with Headrace, and a real model that `fetch.py` downloads.
+"""The demo models: tiny models ("toys") in the package, and a model that `fetch.py` downloads.
 
-The toys were made by the recipes of the source tree.
-Importing this package loads no torch and no transformers, so the server's front may import it.
+The folder `recipes/` of the repository contains the programs that trained the toys. Importing this
+package does not import torch or transformers, so the server's front may import it.
 """
 
 from pathlib import Path

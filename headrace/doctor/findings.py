@@ -1,4 +1,4 @@
-"""The doctor's findings as plain data, from which the table and the JSON are made."""
+"""The doctor's findings as plain data; the printed table and the JSON are made from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that prevents a start.
+    """A problem that prevents the server from starting.
 
     Attributes:
-        reason: one line, the same that the server would exit with.
-        remedy: how to fix it.
+        reason: one line; the server would exit with the same line.
+        remedy: how to fix the problem.
     """
 
     reason: str
@@ -26,9 +26,9 @@ class Library:
 
     Attributes:
         version: the installed version; `None` when the package is not installed.
-        gives: what the package enables.
-        install: command that installs it.
-        is_required: whether nothing works without it.
+        gives: the features that the package enables.
+        install: command that installs the package.
+        is_required: whether the server cannot run without the package.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Machine:
     Attributes:
         num_cores: physical cores that this process may use.
         instruction_sets: instruction sets that the CPU supports and the C++ kernels have code for.
-        memory_bytes: how much a process may allocate within its control group; `None` if unknown.
+        memory_bytes: bytes that a process may allocate within its control group; `None` if unknown.
         gpus: names of NVIDIA devices, with their driver versions.
     """
 
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The implementation chosen for an op, and why."""
+    """The kernel implementation that was chosen for an op, and the reason."""
 
     op: str
     implementation: str
@@ -70,14 +70,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's settings, from its `config.json`, and how the options apply to the model.
+    """A model's properties from its `config.json`, and the settings that the server would use.
 
     Attributes:
-        name: the model's name as clients would see it; `None` for a `config.json` alone.
-        gives: what the model gives: `tokens`, `vectors` or `scores`.
-        layer_states: what layers keep of a sequence between steps, with the number of layers.
+        name: the model's name for clients; `None` if only a `config.json` is examined.
+        gives: the model's output: `tokens`, `vectors` or `scores`.
+        layer_states: the kinds of state that layers keep of a sequence between steps, each with the
+            number of its layers.
         device, dtype: the device and dtype in which the model would run.
-        context_len: longest request, tokens.
+        context_len: the longest request, in tokens.
         choices: the server's automatic choices, and their reasons.
     """
 
@@ -102,8 +103,8 @@ class Pool:
     """The KV pool of one rank.
 
     Attributes:
-        arithmetic: how the pool's memory is computed, GiB.
-        is_at_most: whether the pool is an upper bound, because a start measures further use.
+        arithmetic: the calculation of the pool's memory, in GiB, as a text.
+        is_at_most: whether the size is an upper bound, because a start measures more memory in use.
     """
 
     num_tokens: int
@@ -116,7 +117,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Capacity:
-    """`num_requests` requests of `num_tokens` tokens, prompt and output, fit at a time."""
+    """How many requests of a given length (prompt and output, in tokens) can run at a time."""
 
     num_tokens: int
     num_requests: int
@@ -124,15 +125,15 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the model needs from a device, for each rank, and what remains for serving.
+    """The memory that the model needs on the device of each rank, and what it allows to serve.
 
     Attributes:
-        weight_bytes: bytes of the weights of one rank; a lower bound, because kernels' layouts may
-            hold copies.
+        weight_bytes: bytes of the weights of one rank. It is a lower bound, because some weights
+            may be stored twice, in layouts for different kernels.
         bytes_per_token: bytes of one token in the pool of one rank.
-        pool: the KV pool; `None` if no pool fits or the model needs none.
-        longest_request: tokens of prompt and output together.
-        capacities: the capacities of one replica.
+        pool: the KV pool; `None` if no pool fits into memory or the model needs none.
+        longest_request: the longest request that fits the pool, in tokens of prompt and output.
+        capacities: how many requests of certain lengths one replica can run at a time.
     """
 
     weight_bytes: int
@@ -144,7 +145,7 @@ class Needs:
 
 @dataclass
 class Report:
-    """The whole report; unknown facts are `None` or empty."""
+    """The whole report of the doctor; facts that are not known are `None` or empty."""
 
     machine: Machine
     libraries: list[Library]
@@ -156,5 +157,5 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON values; `ok` means that nothing prevents a start."""
+        """Return the report as JSON values; `ok` is true if the server would start."""
         return {"ok": not self.problems, **dataclasses.asdict(self)}

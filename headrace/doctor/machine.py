@@ -12,7 +12,8 @@ from runtime.launch.hardware import detect_hardware
 # The instruction sets that `kernels/cpu` has code for, or that change the compiler's output.
 _INSTRUCTION_SETS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 
-# Name on the package index, what it enables, the extra that installs it (empty if required).
+# For each library its name on the package index, the features that it enables, and the extra of
+# Headrace that installs it (empty for a required library).
 _LIBRARIES = (
     ("torch", "every model", ""),
     ("tokenizers", "text in and out", ""),
@@ -40,7 +41,7 @@ def read_machine() -> Machine:
 
 
 def read_libraries() -> list[Library]:
-    """Return which packages are installed, and what the missing ones would enable."""
+    """Return the known libraries: whether each is installed, and which features it enables."""
     found = [
         Library(
             name=name,

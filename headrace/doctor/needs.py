@@ -1,6 +1,6 @@
-"""Computes what a model needs from its device, as the worker does, before anything is loaded.
+"""Computes the memory that a model needs, with the worker's own functions, without loading it.
 
-Imports torch, unlike the rest of the doctor.
+This module imports torch, unlike the rest of the doctor.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from runtime.executor.out_of_memory import least_weight_bytes, require_room
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.stage import Stage
 
-# The length of a typical chat. The report shows it beside the longest possible request.
+# The length of a typical chat, in tokens. The report gives the number of requests of this length,
+# besides that of the longest possible requests.
 _USUAL_TOKENS = 2048
 
 free_memory_bytes = available_memory_bytes
 
 
 class Estimate:
-    """Computes what a model needs.
+    """Computes the memory that a model needs, and the kernels that would run.
 
     Attributes:
-        needs: the needs known so far; at first those that `config.json` alone gives.
+        needs: the results so far; at first only those that follow from `config.json`.
     """
 
     def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
-        """Start from what `runtime.launch.resolve` derived from the options for this model."""
+        """Start from the worker's configuration that `runtime.launch.resolve` has made."""
         self._config = config
         self._spec = spec
         self._context = BuildContext(
@@ -50,7 +51,7 @@ class Estimate:
             device=torch.device(config.device),
             tp_size=config.tp_size,
             kv_cache_dtype=config.kv_cache_dtype,
-            # The first stage has at least as many layers as the others.
+            # The first pipeline stage has at least as many layers as the others.
             stage=Stage(0, config.pp_size),
         )
         self.needs = Needs(
@@ -94,7 +95,7 @@ class Estimate:
             num_ranks = config.num_local_ranks * config.dp_size
             budget = cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
         else:
-            # The memory of the largest step can only be measured with the weights loaded.
+            # The memory of the largest step counts as 0: only a loaded model can measure it.
             budget = cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
         return with_images(budget, config, self._spec)
 

@@ -1,1 +1,1 @@
-"""The offline engine: the server's worker and detokenizer, driven from a Python process."""
+"""The offline engine: runs the server's worker and detokenizer processes for a Python program."""

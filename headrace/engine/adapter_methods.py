@@ -1,6 +1,6 @@
-"""The engine's methods that load and unload adapters (LoRA).
+"""The engine's methods that load and unload LoRA adapters.
 
-The methods answer as the server's routes of the same names do; see `docs/lora.md`.
+The methods do the same as the server's routes of the same names; see `docs/lora.md`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterResult:
-    """The result of a call; an error that a caller can cause is returned, not raised.
+    """The result of loading or unloading an adapter; a caller's mistake is returned, not raised.
 
     Attributes:
-        error_message: why the call failed; `None` on success.
-        loaded_adapters: name and path of every adapter that there is now.
+        error_message: the reason of a failure; `None` on success.
+        loaded_adapters: the path of every adapter that is loaded now, by name.
     """
 
     success: bool
@@ -34,7 +34,7 @@ class AdapterResult:
 
 
 class AdapterMethods:
-    """The adapter methods of `Engine`; each `async_` method is the awaitable form of its name."""
+    """The adapter methods of `Engine`; a method `async_x` is the awaitable form of `x`."""
 
     _core: EngineCore
 
@@ -42,7 +42,7 @@ class AdapterMethods:
     async def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
     ) -> AdapterResult:
-        """Load an adapter from a folder of this machine, as PEFT writes it."""
+        """Load an adapter from a folder of this machine that PEFT has written."""
         adapters = self._core.context.adapters
         return _result(await adapters.load(lora_name, str(lora_path), pinned=pinned))
 
@@ -56,7 +56,14 @@ class AdapterMethods:
         config_dict: Mapping[str, Any],
         pinned: bool = False,
     ) -> AdapterResult:
-        """Load an adapter from tensors with PEFT's names and the content of its configuration."""
+        """Load an adapter from its tensors.
+
+        Args:
+            lora_name: the name by which requests will select the adapter.
+            tensors: the adapter's tensors under PEFT's names.
+            config_dict: the content of `adapter_config.json`.
+            pinned: keep the adapter in memory until it is unloaded.
+        """
         adapters = self._core.context.adapters
         data = adapter_bytes(tensors)
         return _result(
@@ -67,7 +74,7 @@ class AdapterMethods:
 
     @waiting
     async def unload_lora_adapter(self, lora_name: str) -> AdapterResult:
-        """Forget an adapter once the requests that use it have ended."""
+        """Wait until the requests that use an adapter have ended, then unload the adapter."""
         return _result(await self._core.context.adapters.unload(lora_name))
 
     async_unload_lora_adapter = awaited(unload_lora_adapter)

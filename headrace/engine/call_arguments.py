@@ -1,4 +1,4 @@
-"""Turns the arguments of `generate` into a request of the native API."""
+"""Converts the arguments of the engine's methods to request bodies of the native API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.service.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# SGLang's arguments that have an effect only with a feature that is itself refused.
+# Arguments of SGLang that have an effect only together with an argument that is refused.
 _COMPANIONS = frozenset(
     {
         "external_trace_header",
@@ -27,7 +27,7 @@ _OWN = frozenset({"text", "input_ids", "sampling_params", "stream"})
 def build_body(
     prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, options: Mapping[str, Any]
 ) -> GenerateBody:
-    """Check types and names, and build the request's body.
+    """Build the request body of `Engine.generate` from its arguments, and check names and types.
 
     Raises:
         TypeError: an unknown option.
@@ -59,7 +59,12 @@ def build_body(
 
 
 def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
-    """The keyword arguments of `call` as the body of its route.
+    """Convert the keyword arguments of a method to the request body of its route.
+
+    Args:
+        call: the method's name, for error messages.
+        struct: the type of the body.
+        options: the keyword arguments.
 
     Raises:
         TypeError: an unknown option.
@@ -77,7 +82,7 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
 
 
 def _plain(value: Any) -> Any:
-    # `tolist` converts arrays of numpy and torch, which are not imported here.
+    # Arrays of numpy and torch have `tolist`; neither package is imported here.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -98,6 +103,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: _plain(value) for name, value in given.items()}
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):
-        # JSON keys are strings; in Python the ids are numbers.
+        # Python programs use numbers as keys of `logit_bias`; the body, as in JSON, has strings.
         values["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
     return values

@@ -1,6 +1,7 @@
-"""The iterators that a streaming call returns: one for `for`, one for `async for`.
+"""The iterators that a streaming call of the engine returns, for `for` and for `async for`.
 
-Leaving one by `break`, an exception, `close` or cancellation aborts the request.
+If a program leaves an iterator by `break`, an exception, `close` or cancellation, the request is
+aborted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Chunk = dict[str, Any]
 class _Reader:
     def __init__(self, core: EngineCore, owner: object, request: StreamedRequest | None) -> None:
         self._core = core
-        # The reference to the engine keeps it alive while a stream is being read.
+        # This reference keeps the engine alive while the stream is read.
         self._owner = owner
         self._request = request
 

@@ -1,4 +1,4 @@
-"""One engine's processes, client and loop; independent of the public methods."""
+"""The processes, the request client and the event loop of one engine, without public methods."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class EngineCore:
     """A running engine; `close` ends it.
 
     Attributes:
-        host: the owner of the child processes.
-        context: the engine as requests see it.
+        host: the object that owns the child processes.
+        context: the objects that the code of requests uses, such as client and tokenizer.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -46,7 +46,7 @@ class EngineCore:
             RuntimeError: a child of `multiprocessing` is importing the user's script again.
         """
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-            # Every such child would start another engine and then fail in the same way.
+            # Without this check every such child process would start another engine and then fail.
             raise RuntimeError(_REIMPORTED)
         with translated():
             prepared = prepare_engine(config)
@@ -71,7 +71,7 @@ class EngineCore:
         self._background.keep(partial(watch, self.host, timeout_s), "The watchdog")
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the engine's loop and wait; Ctrl-C cancels it."""
+        """Run `coroutine` on the engine's loop and wait for its result; Ctrl-C cancels it."""
         self._check_owner(coroutine)
         try:
             return self._loop.call(coroutine)
@@ -79,7 +79,7 @@ class EngineCore:
             raise self._shut_down() from None
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the engine's loop for a task of any other loop."""
+        """Run `coroutine` on the engine's loop, and await its result in any other event loop."""
         self._check_owner(coroutine)
         try:
             return await self._loop.call_async(coroutine)
@@ -87,7 +87,7 @@ class EngineCore:
             raise self._shut_down() from None
 
     def leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run `coroutine` on the engine's loop soon, if the loop still exists."""
+        """Schedule `coroutine` on the engine's loop, without waiting; do nothing after the end."""
         if os.getpid() != self._owner_pid:
             coroutine.close()
             return
@@ -97,16 +97,16 @@ class EngineCore:
             return
 
     def check_alive(self) -> None:
-        """Raise the error that every call to a dead engine raises.
+        """Raise an error if the engine is dead.
 
         Raises:
-            EngineDead: the engine is dead; the message has the last failure of the child that died.
+            EngineDead: a process of the engine died; the message contains its failure.
         """
         if self.host.status.phase == "failed":
             raise EngineDead(self.host.status.last_failure or "The engine died.")
 
     def _check_owner(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        # A fork copies no threads, so a call in the forked process would wait for ever.
+        # A forked process has no copy of the loop's thread, so a call in it would wait for ever.
         if os.getpid() != self._owner_pid:
             coroutine.close()
             raise EngineError("This engine belongs to another process, which forked this one.")
@@ -116,12 +116,12 @@ class EngineCore:
         return EngineDeadError("The engine was shut down.")
 
     def close(self) -> None:
-        """End the children and the loop; pending calls raise. Calling it again does nothing.
+        """End the engine's child processes and its event loop; a second call does nothing.
 
-        Only processes that this engine started are ended. The call returns after they have exited,
-        so their memory is free.
+        Calls that are still in progress raise an error. This method returns after the processes
+        have exited, so their memory is free. Only processes that this engine started are ended.
         """
-        # A fork of the user's program has a copy of this object but owns none of its processes.
+        # In a forked process this object is a copy, which does not own the engine's processes.
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""`Engine`: a model in a few lines of Python, without HTTP."""
+"""`Engine` runs a model for a Python program, without HTTP."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
 class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
-    """A model that runs in separate processes and is called from this one.
+    """A model that runs in its own processes and is called from this process.
 
     Its methods may be called from any thread and any event loop, including a running one. Several
-    engines may exist side by side. `with Engine(...) as engine:` shuts it down at the end.
+    engines may exist at the same time. `with Engine(...) as engine:` shuts the engine down at the
+    end of the block.
 
     Attributes:
-        server_args: every argument with its final value.
+        server_args: every argument of the engine with its final value.
     """
 
     server_args: ServerArgs
@@ -58,9 +59,9 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         """Load a model and wait until it answers.
 
         Args:
-            server_args: the arguments as one object, instead of `keywords`.
-            **keywords: the server's arguments with underscores: `model_path`, `dtype`,
-                `max_total_tokens`, ... Two differ from the server's defaults: `log_level` is
+            server_args: all arguments as one object, instead of `keywords`.
+            **keywords: the server's options with underscores: `model_path`, `dtype`,
+                `max_total_tokens`, ... Two defaults differ from the server's: `log_level` is
                 "error", and `incremental_streaming_output` is true.
 
         Raises:
@@ -82,27 +83,28 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
             warnings.warn(notice, stacklevel=2)
         self._core = core = EngineCore(arguments.to_config(incremental=True))
         self.server_args = ServerArgs.from_config(core.context.config)
-        # The finalizer runs when the engine is collected, or at the latest before the interpreter
-        # exits.
+        # The finalizer runs when the engine is garbage-collected, or before the interpreter exits.
         self._finalizer = weakref.finalize(self, core.close)
 
     @property
     def context(self) -> ServiceContext:
-        """The engine as the server's routes see it, for code that builds on them."""
+        """The service context that the server's routes use, for code that calls their functions."""
         return self._core.context
 
     @property
     def tokenizer_manager(self) -> TokenizerManager:
-        """The tokenizer, aborts and pauses, under their SGLang names."""
+        """An object with the tokenizer, and with aborts and pauses under SGLang's names."""
         return TokenizerManager(self)
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """Three values from start-up under SGLang's names; `get_server_info` returns more.
+        """Three values that are known since the start, under SGLang's names.
+
+        `get_server_info` returns more.
 
         Returns:
-            A dict with `status`, with `max_total_num_tokens`, the KV pool's size in tokens, and
-            with `max_req_input_len`, the longest prompt in tokens.
+            A dict with `status`, `max_total_num_tokens` (the KV pool's size in tokens) and
+            `max_req_input_len` (the longest prompt in tokens).
 
         Raises:
             EngineDeadError: a process of the engine died, or the engine was shut down.
@@ -145,7 +147,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         progress_bar: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Continue one prompt or several.
+        """Generate text that continues one prompt or several.
 
         Args:
             prompt: a text, or a list of texts.
@@ -218,7 +220,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         progress_bar: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Do the same as `generate` in a coroutine; with `stream` the result is for `async for`."""
+        """Do the same as `generate` as a coroutine; with `stream` it returns an async iterator."""
         if self._is_empty(prompt, input_ids):
             return AsyncChunkIterator(self._core, self, None) if stream else []
         if options.get(_IMAGES) is not None:
@@ -254,7 +256,10 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
     # ---- control and information ----
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """End the request or batch with this `rid`, or all; their calls return the text so far."""
+        """End the request or batch with this `rid`, or all requests.
+
+        The calls that wait for these requests return the text so far.
+        """
         self._core.call(self._abort(rid, abort_all))
 
     async def _abort(self, rid: str, abort_all: bool) -> None:
@@ -270,7 +275,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         return await self._core.context.client.calls.flush_cache()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine`, which uses `context`, on the engine's loop, and await it.
+        """Run a coroutine that uses `context` on the engine's event loop, and await its result.
 
         Raises:
             EngineDeadError: the engine died meanwhile, even if the coroutine handled the error.
@@ -298,22 +303,29 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def start_expert_distribution_record(self) -> None:
-        """Record which experts are chosen (`expert_distribution_recorder_mode`)."""
+        """Begin to record which experts are chosen.
+
+        The engine must have been created with `expert_distribution_recorder_mode`.
+        """
         await record_experts(self._core.context.client, "start")
 
     @waiting
     async def stop_expert_distribution_record(self) -> None:
-        """Stop recording; the recorded counts stay."""
+        """Stop recording experts; the recorded counts stay until they are written or cleared."""
         await record_experts(self._core.context.client, "stop")
 
     @waiting
     async def dump_expert_distribution_record(self) -> None:
-        """Write the recorded counts, then clear them."""
+        """Write the recorded counts of experts to a file, then clear them."""
         await record_experts(self._core.context.client, "dump")
 
     @waiting
     async def set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
-        """Change options of the running scheduler: `max_queued_requests`, `decode_log_interval`."""
+        """Change options of the running engine: `max_queued_requests`, `decode_log_interval`.
+
+        Returns:
+            `[True]`, or `[False]` for other options of SGLang, which have no effect here.
+        """
         return [await change_options(self._core.context, server_args)]
 
     @waiting
@@ -329,16 +341,18 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         streaming: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  # of the session, and SGLang's name
     ) -> str | None:
-        """Open a session, which requests join with `session_params={"id": ..., "rid": ...}`.
+        """Open a session: a stored context that later requests continue.
+
+        A request joins the session with `session_params={"id": ..., "rid": ...}`.
 
         Args:
-            capacity_of_str_len: tokens that the session may hold.
+            capacity_of_str_len: number of tokens that the session may hold.
             session_id: the session's id; random by default.
-            streaming: requests without `rid` continue the latest one.
+            streaming: a request without `rid` continues the latest request of the session.
             timeout: seconds without use after which the session is closed; an hour by default.
 
         Returns:
-            The id, or `None` if that session is already open.
+            The session's id, or `None` if a session with this id is already open.
         """
         sessions = self._core.context.sessions
         if session_id is not None and session_id in sessions:
@@ -356,12 +370,12 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def get_server_info(self) -> dict[str, Any]:
-        """Every argument with its value, the worker's sizes, and its current state."""
+        """Return every argument with its value, the sizes of the worker, and its current state."""
         return describe_server(self._core.context)
 
     @waiting
     async def get_model_info(self) -> dict[str, Any]:
-        """The model's path, type and weight version."""
+        """Return the model's path, type, weight version and a few more properties."""
         return describe_model(self._core.context)
 
     # ---- end ----
@@ -385,8 +399,8 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
 def _defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {"log_level": "error"}
-    # A cell of SGLang's documentation imports that module; its cells run several engines on a
-    # device.
+    # If a cell of SGLang's documentation has imported this module, engines get other defaults: the
+    # cells run several engines on one device.
     document = sys.modules.get(_DOCUMENT_MODULE)
     if document is not None:
         defaults.update(document.DOCUMENT_ARGUMENTS)

@@ -1,6 +1,7 @@
-"""The exceptions that an engine raises, translated from the runtime's errors.
+"""The exceptions that an engine raises; they are translated from the errors of `runtime`.
 
-A mistake in a request is a `ValueError`; the rest are `EngineError`, a `RuntimeError`.
+A mistake in a request is a `ValueError`. Every other error is an `EngineError`, which is a
+`RuntimeError`.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ _OPTION = re.compile(r"--([a-z][a-z0-9-]+)")
 
 
 class EngineError(RuntimeError):
-    """An engine could not do what a valid call requested."""
+    """The engine failed to answer a valid call."""
 
 
 class EngineStartError(EngineError):
-    """The engine could not start; the message says why and quotes the child's last output."""
+    """The engine could not start; the message gives the reason and a process's last output."""
 
 
 class EngineDeadError(EngineError):
-    """A process of the engine ended, or the engine was shut down; create a new one."""
+    """A process of the engine ended, or the engine was shut down; create a new engine."""
 
 
 class EngineOverloadedError(EngineError):
-    """The number of waiting requests would exceed `max_queued_requests`."""
+    """The request was refused, because `max_queued_requests` requests are waiting already."""
 
 
 class FeatureNotSupportedError(AttributeError, NotImplementedError):
-    """A method of the reference that this engine does not have yet.
+    """A method of SGLang's engine was used that this engine does not have yet.
 
-    An `AttributeError`, so that `hasattr(engine, name)` is false.
+    It is an `AttributeError`, so that `hasattr(engine, name)` is false.
     """
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raise the library's errors in place of the runtime's."""
+    """Return a context manager that converts errors of `runtime` to exceptions of this module."""
     try:
         yield
     except HeadraceError as error:
@@ -55,12 +56,12 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: HeadraceError) -> Exception:
-    """The library's exception for a runtime error."""
+    """Return the exception of this module for an error of `runtime`."""
     match error:
         case InvalidRequest():
             return ValueError(error.message)
         case StartupError():
-            # The messages name command-line options, which are keyword arguments of the engine.
+            # The message names command-line options; here they are the engine's keyword arguments.
             return EngineStartError(_OPTION.sub(_as_keyword, error.message))
         case MemoryReleased():
             return EngineError(error.message)

@@ -1,4 +1,4 @@
-"""Runs a request on the engine's loop and returns its answers at once or in chunks."""
+"""Runs requests of `Engine.generate` on the engine's loop; returns whole answers or chunks."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ from runtime.text.encoding import check_text_size, encode_texts
 
 Answer = dict[str, Any]
 
-# Fewer prompts than this are encoded on the loop, without a hop to a thread.
+# Fewer prompts than this are tokenized on the event loop instead of on a thread.
 _FEW_PROMPTS = 64
-# Requests in flight for each row of the running batch: enough that a row never waits for the next.
+# How many requests are in flight for each row of the running batch: enough that a row that becomes
+# free never waits for the next request.
 _IN_FLIGHT_PER_ROW = 4
 
 
 async def generate_all(
     core: EngineCore, body: GenerateBody, show_progress: bool | None
 ) -> list[Answer] | Answer:
-    """Return every answer of a request, in order; cancelling aborts the running ones.
+    """Return every answer of a call, in order; cancelling aborts the running requests.
 
-    Only some requests of a large batch are in flight at a time, so a batch of any size fits.
+    Only some requests of a large batch are in flight at a time, so a batch may have any size.
     """
     with translated():
         core.check_alive()
         context = core.context
         plan = _plan(context, body)
         prompt_ids, plan = await _encode(context, plan)
-        # In a session the prompt is known only when the request joins it.
+        # Requests of a session are not checked here: their prompt is known only when they join it.
         for sample in plan.samples if plan.session is None else ():
-            # All prompts are checked before any runs: one bad prompt refuses the whole request.
+            # All prompts are checked before the first one runs, so that one wrong prompt refuses
+            # the whole call.
             input_ids = context.client.admit(prompt_ids[sample.prompt_index], sample.spec).input_ids
             check_extras(sample.spec.extras, len(input_ids))
             check_answer_size([GenerationInput(input_ids, sample.spec)], context.client.limits)
@@ -124,16 +126,16 @@ async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[lis
         check_text_size(text, context.client.limits)
     if len(texts) < _FEW_PROMPTS:
         return await encode_texts(context.tokenizer, texts)
-    # The prompts are encoded in one call: the library uses every core for a batch and releases the
-    # GIL.
+    # All prompts are tokenized in one call, because the tokenizer library then uses every core, and
+    # releases the GIL.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
 class StreamedRequest:
-    """A request whose chunks are read one by one; all methods run on the engine's loop."""
+    """A streaming call whose chunks are read one by one; all methods run on the engine's loop."""
 
     def __init__(self, generation: NativeGeneration, incremental: bool) -> None:
-        """Hold an admitted request; only `open_request` calls this."""
+        """Wrap the generation of an admitted request; only `open_request` calls this."""
         self._generation = generation
         self._answers = self._read(incremental)
 
@@ -144,23 +146,23 @@ class StreamedRequest:
             yield answer
 
     async def read(self) -> Answer | None:
-        """The next chunk; `None` after the last."""
+        """Return the next chunk, or `None` after the last one."""
         with translated():
             return await anext(self._answers, None)
 
     async def abandon(self) -> None:
-        """Abort the requests of this call that still run."""
-        # A generator that never started runs no cleanup code, so the streams are closed first.
+        """Abort all requests of this call that still run."""
+        # The streams are closed first, because a generator that never started runs no cleanup code.
         self._generation.close()
         try:
             await self._answers.aclose()
         except RuntimeError:
-            # A cancelled read is still inside the generator. Its own cleanup ends the request.
+            # A cancelled `read` is still inside the generator, whose cleanup then ends the request.
             return
 
 
 async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) -> StreamedRequest:
-    """Admit every sample of a streaming request, or none."""
+    """Start a streaming call; either all of its samples are admitted or none is."""
     with translated():
         core.check_alive()
         plan = _plan(core.context, body)

@@ -1,4 +1,4 @@
-"""Lists methods of SGLang's engine that are not supported yet, and the feature that each needs."""
+"""The methods of SGLang's engine that are not supported yet, with the feature that each needs."""
 
 from __future__ import annotations
 

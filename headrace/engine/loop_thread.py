@@ -1,4 +1,4 @@
-"""An event loop on its own thread, so that callers may use any event loop or none."""
+"""Runs an event loop on its own thread, so that callers may use any event loop or none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class LoopClosed(RuntimeError):
-    """The loop accepts no more work."""
+    """The event loop was stopped and accepts no more coroutines."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Create a loop of the server's kind. The policy is ignored: it is the user's program's."""
+    """Create an event loop of the kind that the server uses.
+
+    The event loop policy is not asked, because the user's program may have changed it.
+    """
     if sys.platform == "win32":
         return asyncio.SelectorEventLoop()
     import uvloop
@@ -28,10 +31,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """Runs coroutines for other threads until it is stopped."""
+    """A thread with an event loop that runs coroutines for other threads until `stop`."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
+        """Start the thread and its event loop."""
         self._loop = _new_loop()
         self._lock = threading.Lock()
         self._closed = False
@@ -47,7 +50,7 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on this thread."""
+        """Whether the caller runs on this thread."""
         return threading.current_thread() is self._thread
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -63,14 +66,14 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback` on the loop's thread. A caller on that thread causes no wake-up."""
+        """Schedule a call of `callback` on the loop's thread."""
         if self.is_current:
             self._loop.call_soon(callback, *args)
         else:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` and wait for it; Ctrl-C in the waiting thread cancels it."""
+        """Run `coroutine` on the loop and return its result; Ctrl-C while waiting cancels it."""
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -79,13 +82,14 @@ class LoopThread:
             raise
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Like `call`, awaited from any other loop."""
+        """Run `coroutine` on the loop, and await its result in any other event loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run `last`, let pending work finish, end the thread.
+        """Run the coroutine `last`, wait for pending work, and end the thread.
 
-        A call from this thread, when an engine is collected, only schedules these steps.
+        If the caller runs on this thread, as when an engine is garbage-collected on it, these steps
+        are only scheduled.
         """
         with self._lock:
             if self._closed:

@@ -1,4 +1,7 @@
-"""Makes methods from coroutines of the engine's loop, callable from any thread or loop."""
+"""Decorators that make a coroutine method callable from any thread or any event loop.
+
+The coroutine itself always runs on the engine's own event loop.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from headrace.engine.engine_errors import translated
 
 
 class OwnsCore(Protocol):
-    """A class whose methods run on the loop of its `EngineCore`."""
+    """An object with an `EngineCore`, on whose event loop its coroutine methods run."""
 
     _core: EngineCore
 
@@ -25,7 +28,9 @@ T = TypeVar("T")
 def waiting(
     work: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """Make a method that runs `work` on the engine's loop and waits; Ctrl-C cancels `work`.
+    """Make a blocking method of the coroutine method `work`.
+
+    The method runs `work` on the engine's loop and waits for its result; Ctrl-C cancels `work`.
 
     Raises:
         EngineDeadError: a process of the engine died, or the engine was shut down.
@@ -41,7 +46,10 @@ def waiting(
 def awaited(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make the awaitable form of a `waiting` method, for any loop; cancelling aborts the work."""
+    """Make the awaitable form of a method that `waiting` has made.
+
+    It may be awaited in any event loop; cancelling it cancels the work on the engine's loop.
+    """
     work = inspect.unwrap(method)
 
     @functools.wraps(work)

@@ -1,4 +1,4 @@
-"""Converts images that a caller passes to an in-process engine, from any source, to base64."""
+"""Converts images that a program passes to the offline engine, from any source, to base64."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _MAX_PATH_CHARS = 4096
 
 
 def inline_images(image_data: Any, *, sees: bool) -> Any:
-    """Return `image_data` in the native API's form, with files and URLs inlined; may block.
+    """Return `image_data` in the native API's form, with every image as base64.
+
+    It reads files and fetches URLs, so it may block.
 
     Args:
-        image_data: an image, a list of them, or a list of such lists; an image is a path, an
-            address, a data URL, base64, bytes, a PIL image, or what `load_image` gives.
+        image_data: an image, a list of images, or a list of such lists. An image is a path, a URL,
+            a data URL, base64, bytes, a PIL image, or a result of `load_image`.
         sees: whether the model takes images.
 
     Raises:

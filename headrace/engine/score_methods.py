@@ -1,4 +1,4 @@
-"""Engine methods that score given tokens and texts after a prompt."""
+"""The engine's methods that compute probabilities of given tokens or texts after a prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.service.scoring import ScoreBody, score
 
 
 class ScoreMethods:
-    """The engine's methods that score given tokens and texts."""
+    """The methods of `Engine` that compute probabilities of given tokens or texts."""
 
     _core: EngineCore
 
@@ -26,18 +26,18 @@ class ScoreMethods:
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> ScoreList:
-        """Return how probable each label is as the token right after `query` and an item.
+        """Return the probability of each label token as the next token after `query` and an item.
 
         Args:
-            query: a text, or token ids; then the items are token ids too.
+            query: a text, or token ids; with token ids, the items must be token ids too.
             items: one text or several, or lists of token ids.
-            label_token_ids: the labels, for all items or one list for each.
-            apply_softmax: normalise the labels' probabilities to a sum of 1; otherwise the
-                probabilities are the model's, over the whole vocabulary.
+            label_token_ids: the label tokens, one list for all items or one list for each item.
+            apply_softmax: normalise the labels' probabilities to a sum of 1; otherwise they are the
+                model's probabilities over the whole vocabulary.
             item_first: put the item before the query.
 
         Returns:
-            One list for each item with one number for each label.
+            For each item a list with one probability for each label.
 
         Raises:
             ValueError: the request is invalid; the engine keeps working.
@@ -65,7 +65,9 @@ class ScoreMethods:
         unconditional: bool = False,
         rid: str | None = None,
     ) -> Choices:
-        """Return how probable each choice is right after the prompt, which is computed once.
+        """Return the probability of each choice as the continuation of a prompt.
+
+        The prompt is computed only once.
 
         Args:
             prompt: a text.
@@ -75,9 +77,10 @@ class ScoreMethods:
             rid: a name for the request.
 
         Returns:
-            The answer of `/v1/select`: `choices`, in their order, and `meta_info`. A choice has
-            `token_logprobs` (triples of log-probability, id and text),
-            `unconditional_token_logprobs`, the sum `logprob` and the share `prob`.
+            The answer of `/v1/select`: `choices`, in the given order, and `meta_info`. Each choice
+            has `token_logprobs` (triples of log-probability, id and text),
+            `unconditional_token_logprobs`, the sum of its log-probabilities `logprob`, and its
+            probability relative to all choices `prob`.
 
         Raises:
             ValueError: the request is invalid; the engine keeps working.

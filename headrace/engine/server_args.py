@@ -1,6 +1,6 @@
-"""The server's arguments as one flat dataclass, and as keyword arguments of `Engine`.
+"""The server's options as one flat dataclass, and as keyword arguments of `Engine`.
 
-Names, types, defaults and help come from `runtime.config.options` and are not repeated here.
+Names, types, defaults and help texts come from `runtime.config.options`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.eventloop.body_errors import did_you_mean
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
-# On a command line these values are text. Here the objects are accepted too.
+# On a command line the values of these options are JSON text. Here objects are accepted too.
 _JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
 
 
@@ -39,10 +39,9 @@ _JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
 class ServerArgs(
     ModelArgs, HttpArgs, MediaArgs, SchedulingArgs, LoraArgs, ParallelArgs, KernelArgs, LoggingArgs
 ):
-    """Every argument of the server, flat, as `python -m server.launch` takes them."""
+    """Every option of the server, as one field each, without sections."""
 
-    # None means the default of the place that streams: the HTTP server sends the text so far, an
-    # engine sends only new text.
+    # With None, an HTTP server streams the whole text so far, and an engine only new text.
     incremental_streaming_output: bool | None = None  # type: ignore[assignment]  # see above
 
     @staticmethod
@@ -52,20 +51,23 @@ class ServerArgs(
 
     @classmethod
     def from_cli_args(cls, arguments: argparse.Namespace) -> ServerArgs:
-        """The arguments from the namespace of such a parser."""
+        """Make the arguments from the namespace of a parser with the options of `add_cli_args`."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(arguments).items() if name in names})
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ServerArgs:
-        """The flat form of a configuration with sections."""
+        """Make the arguments from a server configuration, which has sections."""
         flat: dict[str, Any] = {}
         for name, _ in sections():
             flat.update(dataclasses.asdict(getattr(config, name)))
         return cls(**flat)
 
     def to_config(self, *, incremental: bool) -> ServerConfig:
-        """Convert to sections; `incremental` replaces an unset `incremental_streaming_output`."""
+        """Convert the arguments to a server configuration with sections.
+
+        `incremental` is the value of `incremental_streaming_output` if it is not set.
+        """
         values = dataclasses.asdict(self)
         if values["incremental_streaming_output"] is None:
             values["incremental_streaming_output"] = incremental
@@ -82,10 +84,10 @@ def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def read_keywords(keywords: Mapping[str, Any]) -> tuple[ServerArgs, list[str]]:
-    """Check keyword arguments.
+    """Check the keyword arguments of an engine and convert them to `ServerArgs`.
 
     Returns:
-        The arguments, and notices about arguments of the reference that have no effect here.
+        The arguments, and notices about arguments of SGLang that have no effect here.
 
     Raises:
         TypeError: an unknown name.
@@ -120,7 +122,7 @@ def _read_reference(keyword: str, value: Any, known: list[str], ignored: list[st
     if flag is None:
         hint = did_you_mean(keyword, known)
         raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}.{hint}")
-    # These values request no feature. A dump of SGLang's defaults contains them.
+    # These values request no feature; a program that passes all of SGLang's defaults contains them.
     if value is None or value is False or value in ("", [], {}):
         return
     if flag.takes_value and str(value).lower() in flag.neutral:

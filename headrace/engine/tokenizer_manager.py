@@ -1,4 +1,4 @@
-"""`Engine.tokenizer_manager`: the parts of SGLang's engine that frameworks use, by its names."""
+"""`Engine.tokenizer_manager`: members of SGLang's tokenizer manager that frameworks use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PauseRequest(Protocol):
-    """Any object that names a pause mode, such as SGLang's `PauseGenerationReqInput`."""
+    """An object with the name of a pause mode, such as SGLang's `PauseGenerationReqInput`."""
 
     @property
     def mode(self) -> str:
@@ -20,10 +20,13 @@ class PauseRequest(Protocol):
 
 
 class TokenizerManager:
-    """Requests-related methods of an engine. A reference to this object keeps the engine alive."""
+    """Tokenizer, aborts and pauses of an engine, under the names of SGLang's tokenizer manager.
+
+    A reference to this object keeps the engine alive.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        """Wrap `engine`."""
+        """Store the engine, whose methods are called."""
         self._engine = engine
 
     @property

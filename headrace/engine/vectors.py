@@ -1,4 +1,4 @@
-"""Vectors and scores of texts, for embedding models, classifiers and reward models."""
+"""The engine's methods for embedding models, classifiers and reward models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str]
 
 
 class VectorMethods:
-    """The engine's methods for models that produce vectors or scores."""
+    """The methods of `Engine` that return embeddings or scores of texts."""
 
     _core: EngineCore
 
@@ -27,13 +27,13 @@ class VectorMethods:
         dimensions: int | None = None,
         prompt_name: str | None = None,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        """The vector or the scores of each prompt.
+        """Return the embedding or the scores of each text.
 
         Args:
             prompt: a text, texts, lists of token ids, or pairs of texts.
             rid: names for the requests.
-            dimensions: length of the vectors, one of those that the model was trained for.
-            prompt_name: which of the model's prompts is put before each text.
+            dimensions: length to which embeddings are shortened, if the model supports it.
+            prompt_name: name of a prompt of the model's folder that is put before each text.
 
         Returns:
             For one text an object with `embedding`, a list of floats, and `meta_info`; otherwise a
@@ -50,10 +50,10 @@ class VectorMethods:
 
     @waiting
     async def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """The scores of pairs of a query and a document, from a model that compares two texts.
+        """Return scores for pairs of a query and a document; needs a model that compares texts.
 
         Args:
-            prompt: the pairs.
+            prompt: the pairs of query and document.
 
         Returns:
             For each pair an object whose `embedding` holds its scores, and `meta_info`.

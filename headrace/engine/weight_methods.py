@@ -1,7 +1,8 @@
-"""The engine's methods that change weights, pause it, or release its memory.
+"""The engine's methods that change weights, pause generation, or release memory.
 
-The methods answer as the server's routes of the same names do; see `docs/rl.md`. An error that a
-trainer can cause is returned as `(False, message)`.
+The methods do the same as the server's routes of the same names; see `docs/rl.md`. A caller's
+mistake
+does not raise: the method returns `(False, message)`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class WeightMethods:
-    """The weight methods of `Engine`; each `async_` method is the awaitable form of its name."""
+    """The weight methods of `Engine`; a method `async_x` is the awaitable form of `x`."""
 
     _core: EngineCore
 
@@ -53,13 +54,14 @@ class WeightMethods:
         """Load all weights from a folder or a hub id; on failure the old weights stay in use.
 
         Args:
-            model_path: a model with the architecture and shapes of the running one.
+            model_path: folder or hub id of a model with the running model's architecture and
+                shapes.
             load_format: how the weights are read: `auto`, `safetensors` or `dummy`.
-            **options: further fields: `weight_version`, `flush_cache`, `abort_all_requests`,
-                `keep_pause`.
+            **options: further fields of the route: `weight_version`, `flush_cache`,
+                `abort_all_requests`, `keep_pause`.
 
         Returns:
-            Success, message, and how many requests waited during the update.
+            Whether the update succeeded, a message, and the number of requests that waited.
         """
         update = self._weights.update_from_disk(model_path, load_format=load_format, **options)
         outcome = await _outcome(update)
@@ -74,13 +76,13 @@ class WeightMethods:
         flush_cache: bool = True,
         **options: Any,
     ) -> tuple[bool, str]:
-        """Replace some weights: pairs of checkpoint name and whole tensor, on the host or a GPU.
+        """Replace some weights by tensors of this process.
 
         Args:
-            named_tensors: the tensors.
+            named_tensors: pairs of a checkpoint name and a whole tensor, on the host or on a GPU.
             load_format: accepted for compatibility and unused.
-            flush_cache: drop the prefix cache.
-            **options: further fields: `weight_version`, `abort_all_requests`.
+            flush_cache: whether to drop the prefix cache.
+            **options: further fields of the route: `weight_version`, `abort_all_requests`.
         """
         with ExitStack() as stack:
             fields = self._lend(named_tensors, load_format, stack)
@@ -105,7 +107,8 @@ class WeightMethods:
         pairs = list(named_tensors.items() if hasattr(named_tensors, "items") else named_tensors)
         is_cuda = bool(pairs) and all(tensor.is_cuda for _, tensor in pairs)
         if is_cuda and self._context.config.model.device == "cuda":
-            # Ranks read the tensors at different times, so they stay until every rank is done.
+            # Ranks read the tensors at different times, so the copies stay until all have read
+            # them.
             body = stack.enter_context(CudaTensors(pairs)).body
         else:
             body = stack.enter_context(SharedTensors(pairs)).body
@@ -135,9 +138,10 @@ class WeightMethods:
         load_format: str | None = None,
         **options: Any,
     ) -> tuple[bool, str]:
-        """Replace some weights with tensors that rank 0 of a group broadcasts in this order.
+        """Replace some weights by tensors that a trainer broadcasts as rank 0 of a process group.
 
-        `options` are `weight_version`, `abort_all_requests` and `timeout`, in seconds, for each
+        `names`, `dtypes` and `shapes` describe the tensors in the order of the broadcasts.
+        `options` are `weight_version`, `abort_all_requests`, and `timeout` in seconds for each
         broadcast.
         """
 
@@ -168,7 +172,7 @@ class WeightMethods:
         group_name: str = DEFAULT_GROUP,
         backend: str = "nccl",
     ) -> tuple[bool, str]:
-        """Join a trainer, which is rank 0 of the group; returns when all ranks have joined."""
+        """Join the process group of a trainer, which is rank 0; return when all have joined."""
         body = InitGroupBody(
             master_address=master_address,
             master_port=master_port,
@@ -189,7 +193,7 @@ class WeightMethods:
     async def destroy_weights_update_group(
         self, group_name: str = DEFAULT_GROUP
     ) -> tuple[bool, str]:
-        """Leave the group."""
+        """Leave the process group of the trainer and destroy it."""
 
         async def leave() -> Outcome:
             reply = await self._weights.ask(LeaveGroup(group_name))
@@ -199,22 +203,22 @@ class WeightMethods:
 
     @waiting
     async def begin_weight_update(self, selector: str = "all") -> tuple[bool, str]:  # noqa: ARG002  # one model
-        """Hold requests back during several updates, until `end_weight_update`."""
+        """Let new requests wait during several updates, until `end_weight_update`."""
         return await _pair(self._weights.begin())
 
     @waiting
     async def end_weight_update(self) -> tuple[bool, str]:
-        """Release the requests that `begin_weight_update` held back."""
+        """Let the requests run that have waited since `begin_weight_update`."""
         return await _pair(self._weights.end())
 
     # ---- reading and tests ----
 
     @waiting
     async def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
-        """The first rows of one weight as nested lists of floats.
+        """Return the first rows of one weight as nested lists of floats.
 
         Raises:
-            ValueError: no such weight.
+            ValueError: the model has no weight of this name.
         """
         reply = await self._weights.ask(ReadWeight(name, max(truncate_size, 1)))
         if not reply.success:
@@ -225,13 +229,18 @@ class WeightMethods:
     async def update_weight_version(
         self, new_version: str, abort_all_requests: bool = True
     ) -> tuple[bool, str]:
-        """Relabel the loaded weights; aborts every request by default."""
+        """Change only the label of the loaded weights; by default this aborts every request."""
         update = self._weights.set_version(new_version, abort_all_requests=abort_all_requests)
         return await _pair(update)
 
     @waiting
     async def check_weights(self, action: str) -> tuple[bool, str]:
-        """`snapshot`, `reset_tensors`, `compare` or `checksum`; for testing a trainer."""
+        """Test weight updates: copy, overwrite, compare or sum up the weights.
+
+        Args:
+            action: `snapshot` copies all weights, `reset_tensors` fills them with noise, `compare`
+                compares them with the copy, and `checksum` returns a checksum.
+        """
 
         async def check() -> Outcome:
             op = CheckWeights(_converted({"action": action}, CheckBody).action)
@@ -255,14 +264,16 @@ class WeightMethods:
 
     @waiting
     async def continue_generation(self) -> None:
-        """Resume frozen and retracted requests, and start those that arrived meanwhile."""
+        """Resume paused requests, and start the requests that have arrived since the pause."""
         await self._weights.resume()
 
     async_continue_generation = awaited(continue_generation)
 
     @waiting
     async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Release memory while nothing runs: `kv_cache`, `weights`, `cuda_graph`; all by default.
+        """Release memory while no request runs.
+
+        `tags` names the kinds of memory: `kv_cache`, `weights` and `cuda_graph`; all by default.
 
         Raises:
             ValueError: requests are running.
@@ -271,7 +282,7 @@ class WeightMethods:
 
     @waiting
     async def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Allocate the memory again; the weights are restored.
+        """Allocate released memory again, and restore the weights.
 
         Raises:
             ValueError: too little memory is free.
@@ -303,7 +314,7 @@ async def _pair(outcome: Coroutine[Any, Any, Outcome]) -> tuple[bool, str]:
 
 
 def _tags(given: Sequence[str] | None) -> list[MemoryTag]:
-    # A string is refused here, because its letters would be reported as unknown tags.
+    # A string is not converted to a list, because its letters would be reported as unknown tags.
     tags = given if given is None or isinstance(given, str) else list(given)
     wanted: MemoryBody = _converted({"tags": tags}, MemoryBody)
     return wanted.tags or []

@@ -1,4 +1,4 @@
-"""Several workers that share one queue of work, on one event loop."""
+"""Runs several tasks on one event loop that take their work from the same queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def run_workers(work: Callable[[], Coroutine[Any, Any, None]], num_workers: int) -> None:
-    """Run `work` `num_workers` times at once; the first failure or a cancellation ends all."""
+    """Run `num_workers` tasks of `work` at the same time; the first failure cancels the others."""
     tasks = [asyncio.create_task(work()) for _ in range(num_workers)]
     try:
         await asyncio.gather(*tasks)

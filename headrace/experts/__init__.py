@@ -1,1 +1,1 @@
-"""`headrace experts`: how evenly the experts of a recorded file were used."""
+"""`headrace experts` shows how evenly a mixture-of-experts model used its experts."""

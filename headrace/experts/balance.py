@@ -1,4 +1,4 @@
-"""The counts in a recorder's CSV, and measures of the balance between experts."""
+"""Reads recorded counts of chosen experts from a CSV file, and computes how even they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HEADER = ["layer_id", "expert_id", "count"]
-# A larger table cannot come from a recorder.
+# The largest number of counts that is read; a file of the server's recorder is never larger.
 MAX_NUMBERS = 1 << 22
 INT64_MAX = 2**63 - 1
 
@@ -25,10 +25,10 @@ class Balance:
 
     Attributes:
         layer: index of the layer.
-        num_choices: choices over all tokens.
+        num_choices: number of choices: tokens times experts per token.
         max_to_mean: the most used expert's count divided by the mean count.
-        entropy: entropy of the shares divided by that of even shares: 1.0 is even, 0.0 is one
-            expert alone.
+        entropy: entropy of the experts' shares divided by the entropy of equal shares: 1.0 means
+            equal use, 0.0 means that a single expert was used.
         unused: share of experts that were never chosen.
         top: the most used experts with their shares, in descending order.
     """
@@ -42,7 +42,7 @@ class Balance:
 
 
 def counts_file(path: Path) -> Path:
-    """The CSV of a recorder's file: the file itself, or the CSV beside a `.pt`.
+    """Return the CSV file of a recording: `path` itself, or the CSV next to a `.pt` file.
 
     Raises:
         UnreadableFile: the CSV does not exist.
@@ -55,10 +55,10 @@ def counts_file(path: Path) -> Path:
 
 
 def read_counts(path: Path) -> Counts:
-    """Return counts, `[num_layers, num_experts]`; missing entries are zero.
+    """Read the counts `[num_layers, num_experts]` from a CSV file; missing entries are zero.
 
     Raises:
-        UnreadableFile: the file is missing, or is not a recorder's.
+        UnreadableFile: the file is missing, or the server's recorder did not write it.
     """
     found: dict[tuple[int, int], int] = {}
     try:
@@ -92,7 +92,7 @@ def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
     """Compute the measures of one layer that has at least one choice."""
     total = sum(counts)
     shares = [count / total for count in counts]
-    # A single expert is always even.
+    # With a single expert the entropy is 0, and any positive divisor avoids a division by zero.
     most = math.log(len(counts)) if len(counts) > 1 else 1.0
     entropy = -sum(share * math.log(share) for share in shares if share) / most
     ranked = sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert))

@@ -20,7 +20,10 @@ _LIGHT, _DARK = (222, 235, 247), (8, 48, 107)
 
 
 def heat_map(counts: Counts) -> bytes:
-    """Return a PNG: a row of cells for each layer, darkest at the layer's most used expert."""
+    """Return a PNG with a row of cells for each layer and a cell for each expert.
+
+    The most used expert of a layer has the layer's darkest cell; unused experts are white.
+    """
     cell = max(1, min(_LARGEST_CELL, _WIDEST // len(counts[0])))
     lines = []
     for row in counts:

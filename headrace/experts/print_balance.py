@@ -12,7 +12,7 @@ from headrace.experts.heat_map import heat_map
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of the options of `headrace experts`."""
     parser = argparse.ArgumentParser(
         prog="headrace experts",
         description="Report how evenly experts were used, from a file that "
@@ -29,7 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; the exit status is 2 if a file cannot be read or written."""
+    """Run `headrace experts`: print the table, and write a picture if one is requested.
+
+    Returns:
+        The exit status: 0, or 2 if a file cannot be read or written.
+    """
     options = build_parser().parse_args(argv)
     try:
         counts = read_counts(counts_file(options.file))
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(found: list[Balance]) -> list[str]:
-    """One line per layer under a header, then a summary of all layers."""
+    """Format balances as lines: a header, one line per layer, and a summary of all layers."""
     if not found:
         return ["No expert was chosen."]
     lines = [f"{'layer':>5} {'tokens':>10} {'max/mean':>8} {'entropy':>7} {'unused':>6}  top"]
