@@ -1,4 +1,8 @@
-"""Tiny random folders of architectures that have no family here; see `tiny_models`."""
+"""Tiny random models of architectures that Headrace has no family for; see `tiny_models`.
+
+They run by their own code in `transformers`, with Headrace's layers in it. The comments say what is
+special about each architecture.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _WINDOWS = {
 
 ADAPTED_MODELS: dict[str, TinyModel] = {
     "arcee": TinyModel("ArceeForCausalLM"),
-    # A latent of keys and values, expanded; values narrower than keys.
+    # Keys and values are expanded from a latent vector; values are narrower than keys.
     "deepseek_v3": TinyModel(
         "DeepseekV3ForCausalLM",
         {
@@ -34,14 +38,14 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
             "first_k_dense_replace": 1,
         },
     ),
-    # One norm before both halves, which are added together; rotation of neighbours in pairs; some
-    # layers without a rotation; scaled logits.
+    # One norm before attention and MLP, whose outputs are added together. RoPE rotates adjacent
+    # dimensions; some layers have no RoPE. The logits are scaled.
     "cohere2": TinyModel(
         "Cohere2ForCausalLM", {**_WINDOWS, "logit_scale": 0.3, "tie_word_embeddings": True}
     ),
     "ernie4_5": TinyModel("Ernie4_5ForCausalLM", {"head_dim": 16, "use_bias": True}),
     "exaone4": TinyModel("Exaone4ForCausalLM", {**_WINDOWS, "sliding_window_pattern": 3}),
-    # Caps of scores and logits, wide heads.
+    # Attention scores and logits have soft caps; heads are wide.
     "gemma2": TinyModel(
         "Gemma2ForCausalLM",
         {
@@ -53,12 +57,12 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
             "tie_word_embeddings": True,
         },
     ),
-    # Half of each head rotates, in pairs of neighbours.
+    # RoPE rotates half of each head, in adjacent dimensions.
     "glm": TinyModel("GlmForCausalLM", {"head_dim": 16, "attention_bias": True}),
     "glm4": TinyModel("Glm4ForCausalLM", {"head_dim": 16}),
-    # Learned positions; matrices stored the other way round.
+    # Positions are learned; weight matrices are stored transposed.
     "gpt2": TinyModel("GPT2LMHeadModel", {"tie_word_embeddings": True}),
-    # Heads of q, k and v side by side, both halves of a layer at once.
+    # q, k and v are interleaved by head; attention and MLP read the same input.
     "gpt_neox": TinyModel("GPTNeoXForCausalLM"),
     "granite": TinyModel(
         "GraniteForCausalLM",
@@ -69,8 +73,8 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
             "logits_scaling": 2.0,
         },
     ),
-    # Experts chosen by sigmoids with a correction, in groups, beside a shared one; the first layer
-    # is dense.
+    # Experts are chosen in groups, by sigmoids with a correction, beside a shared expert. The first
+    # layer has no experts.
     "glm4_moe": TinyModel(
         "Glm4MoeForCausalLM",
         {
@@ -85,7 +89,8 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
             "routed_scaling_factor": 1.5,
         },
     ),
-    # Norms of all heads together, after each half of a layer.
+    # One norm over all heads of q or k together. In OLMo 2 and 3 the norms of a layer follow
+    # attention and MLP.
     "minimax_m2": TinyModel(
         "MiniMaxM2ForCausalLM",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
@@ -95,7 +100,7 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
     "olmoe": TinyModel("OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 2}),
     "opt": TinyModel("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": TinyModel("PhiForCausalLM", {"num_key_value_heads": 4}),
-    # All of q, k and v in one matrix; three quarters of each head rotate.
+    # q, k and v are one matrix; RoPE rotates three quarters of each head.
     "phi3": TinyModel(
         "Phi3ForCausalLM",
         {
@@ -108,19 +113,19 @@ ADAPTED_MODELS: dict[str, TinyModel] = {
     ),
     "phi3_window": TinyModel("Phi3ForCausalLM", {"sliding_window": 8}),
     "seed_oss": TinyModel("SeedOssForCausalLM", {"head_dim": 16}),
-    # The third layer has no positions.
+    # The third layer has no RoPE.
     "smollm3": TinyModel("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 0]}),
     "stablelm": TinyModel("StableLmForCausalLM", {"use_qkv_bias": True}),
     "starcoder2": TinyModel("Starcoder2ForCausalLM", {"sliding_window": 8}),
 }
 
-# Those without a plan for ranks in `transformers`.
+# Architectures for which `transformers` has no tensor-parallel plan.
 ONE_RANK = {"gpt2", "opt", "stablelm"}
 
 
 @cache
 def adapted_model(name: str) -> Path:
-    """Return the folder of the variant `name`, made on first use; do not write into it."""
+    """Return the folder of the variant `name`, created on first use; do not write into it."""
     variant = ADAPTED_MODELS[name]
     options = {"pad_token_id": ENDOFTEXT_ID, **variant.options}
     return write_tiny(name, replace(variant, options=options))

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) as PEFT writes them, and the same weights merged for `transformers`."""
+"""LoRA adapters as PEFT writes them, and the same weights merged into a `transformers` model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 def adapter_tensors(
     model_folder: Path, modules: Iterable[str], rank: int, seed: int, size: float = 0.5
 ) -> dict[str, Tensor]:
-    """Random factors of all matrices of these kinds, by PEFT's names."""
+    """Return random LoRA matrices for all weights of the named modules, by PEFT's names."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in base_weights(model_folder).items():
@@ -43,7 +43,7 @@ def write_adapter(
     alpha: float = 16.0,
     **config: Any,
 ) -> Path:
-    """Write a folder as PEFT's `save_pretrained` does."""
+    """Write an adapter's folder as PEFT's `save_pretrained` does."""
     folder.mkdir(parents=True)
     keys = {
         "peft_type": "LORA",
@@ -76,14 +76,14 @@ def make_adapter(
     modules: Iterable[str] = (*ATTENTION, *MLP),
     **config: Any,
 ) -> Path:
-    """Write a random adapter of a model."""
+    """Write the folder of a random adapter for a model."""
     kinds = list(modules)
     tensors = adapter_tensors(model_folder, kinds, rank, seed)
     return write_adapter(folder, tensors, rank, kinds, **config)
 
 
 def base_weights(model_folder: Path) -> dict[str, Tensor]:
-    """All tensors of a model's folder."""
+    """Return all tensors in a model's folder by name."""
     found: dict[str, Tensor] = {}
     for path in sorted(model_folder.glob("*.safetensors")):
         found.update(load_file(path))
@@ -91,7 +91,7 @@ def base_weights(model_folder: Path) -> dict[str, Tensor]:
 
 
 def merged_model(model_folder: Path, adapter_folder: Path | None) -> Any:
-    """The `transformers` model with the adapter's products added to its weights, float32."""
+    """Return the float32 `transformers` model with the adapter added to its weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Files and batches over a fake engine, with a clock that the test sets."""
+"""The files and batches API over a fake engine, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = "/v1/completions"
 
 
 class Batches:
-    """A fake server whose batches run by a clock that the test sets."""
+    """A fake server with files and batches, whose clock is the attribute `now`."""
 
     def __init__(
         self, folder: Path, max_bytes: int = 10**6, max_over: int = MAX_OVER, **options: Any

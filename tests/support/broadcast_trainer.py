@@ -1,6 +1,7 @@
-"""A trainer in a separate process: broadcasts the weights of a folder to a running server.
+"""A trainer process that broadcasts the weights of a folder to a running server.
 
-`python broadcast_trainer.py URL FOLDER PORT TP_SIZE flattened|plain`; prints the server's answers.
+Run as `python broadcast_trainer.py URL FOLDER PORT TP_SIZE flattened|plain`. It prints the server's
+answers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
         answers = [joining.result()]
         half = len(tensors) // 2
         items = list(tensors.items())
-        # The weights are sent in two calls, so that fused weights arrive in parts.
+        # The weights are sent in two calls, so that the parts of fused weights arrive separately.
         for number, part in enumerate((items[:half], items[half:])):
             updating = pool.submit(
                 post,

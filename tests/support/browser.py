@@ -1,4 +1,4 @@
-"""Headless Chromium over the DevTools protocol, through two pipes: no port and no library."""
+"""Controls headless Chromium over the DevTools protocol, through pipes, without a library."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OPTIONS = (
     *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe"),
-    # No name leads out of this machine.
+    # No host name but this machine's address can be resolved.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 _LAUNCHER = (
     "import os, sys; _, source, sink, *command = sys.argv; "
     "os.dup2(int(source), 3); os.dup2(int(sink), 4); os.execv(command[0], command)"
 )
-# Virtual key codes of what the tests press; without one, a key does nothing in some fields.
+# Virtual key codes of the keys that tests press. Without a code, a key does nothing in some fields.
 _KEYS = {
     "Enter": 13,
     "Escape": 27,
@@ -45,14 +45,15 @@ _KEYS = {
 
 
 class Browser:
-    """One Chromium; a context manager that ends it."""
+    """A running Chromium; a context manager that ends it."""
 
     def __init__(self) -> None:
-        """Start it."""
+        """Start Chromium."""
         assert CHROMIUM is not None
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (theirs_in, self._out), (self._in, theirs_out) = os.pipe(), os.pipe()
-        # It wants 3 and 4; the launcher makes them of numbers that are neither.
+        # Chromium needs the file descriptors 3 and 4. The launcher copies the pipes there from
+        # numbers that are not 3 or 4.
         high_in, high_out = (fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (theirs_in, theirs_out))
         sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
         profile = f"--user-data-dir={self._profile.name}"
@@ -84,7 +85,7 @@ class Browser:
         self._profile.cleanup()
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """Send a command; return its result."""
+        """Send a command and return its result."""
         self._last_id += 1
         message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
         if session is not None:
@@ -103,7 +104,7 @@ class Browser:
             self._dispatch(answer)
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take note of what happened meanwhile."""
+        """Handle the events that have arrived."""
         while (event := self._receive(timeout_s)) is not None:
             self._dispatch(event)
             timeout_s = 0.0
@@ -125,7 +126,7 @@ class Browser:
         return message
 
     def page(self, width: int = 1280, height: int = 800, *, scheme: str = "light") -> Page:
-        """A page with a storage of its own."""
+        """Open a page that shares no storage with other pages."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -139,25 +140,25 @@ class Browser:
 
 
 class Page:
-    """One tab.
+    """A tab of the browser.
 
     Attributes:
-        errors: what the console showed as errors, uncaught exceptions among them.
-        requests: addresses of all requests.
+        errors: errors in the console, including uncaught exceptions.
+        requests: URLs of all requests.
     """
 
     def __init__(self, browser: Browser, session: str) -> None:
-        """Made by `Browser.page`."""
+        """Use an open tab; called by `Browser.page`."""
         self._browser, self._session = browser, session
         self.errors: list[str] = []
         self.requests: list[str] = []
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command of this page."""
+        """Send a command to this page and return its result."""
         return self._browser.call(method, self._session, **params)
 
     def on_event(self, method: str, params: dict[str, Any]) -> None:
-        """Note an error or a request."""
+        """Record an error or a request."""
         if method == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
@@ -168,16 +169,16 @@ class Page:
             self.requests.append(params["request"]["url"])
 
     def resize(self, width: int, height: int) -> None:
-        """Give the window this size, in CSS pixels."""
+        """Resize the window; the size is in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def open(self, url: str) -> None:
-        """Load `url`."""
+        """Load a URL."""
         assert "errorText" not in self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited."""
+        """Return the value of a JavaScript expression; a promise is awaited."""
         found = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -185,25 +186,25 @@ class Page:
         return found["result"].get("value")
 
     def wait(self, expression: str, timeout_s: float = _TIMEOUT_S) -> None:
-        """Wait until `expression` is true; an element is."""
+        """Wait until a JavaScript expression is truthy; an element counts as true."""
         deadline = time.monotonic() + timeout_s
         while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"{expression} never came: {self.text('body')}"
             self._browser.poll(0.02)
 
     def text(self, selector: str) -> str:
-        """What a person reads in the first element of `selector`."""
+        """Return the visible text of the first element that matches `selector`."""
         value: str = self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
         return value
 
     def texts(self, selector: str) -> list[str]:
-        """The same, of every element."""
+        """Return the visible text of every element that matches `selector`."""
         query = f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.innerText)"
         found: list[str] = self.evaluate(query)
         return found
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click with the mouse on the last visible element of `selector` that shows `text`."""
+        """Click on the last visible element that matches `selector` and contains `text`."""
         query = (
             f"(() => {{ const found = [...document.querySelectorAll({json.dumps(selector)})]"
             f".filter(e => e.innerText.includes({json.dumps(text)}) && e.checkVisibility()).at(-1);"
@@ -218,7 +219,7 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
 
     def type(self, text: str) -> None:
-        """Write into what has the focus."""
+        """Type text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
@@ -237,5 +238,5 @@ class Page:
         self.call("DOM.setFileInputFiles", files=[str(file) for file in files], nodeId=node)
 
     def screenshot(self, path: Path) -> None:
-        """Write a PNG of the window."""
+        """Write a screenshot of the window as PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

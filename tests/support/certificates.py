@@ -1,4 +1,4 @@
-"""Self-signed certificates for this machine's own address, made with the openssl command."""
+"""Creates self-signed certificates for this machine's address with the openssl command."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ HAVE_OPENSSL = shutil.which("openssl") is not None
 
 @dataclass(frozen=True)
 class Files:
-    """A certificate and its key in a separate folder."""
+    """The files of a certificate and of its private key."""
 
     certificate: Path
     key: Path
 
     def put_at(self, other: Files) -> None:
-        """Replace the files of `other` one after the other, as a renewal does."""
+        """Replace the files of `other` by these, one after the other, as a renewal does."""
         self.put_certificate_at(other)
         self.put_key_at(other)
 
     def put_certificate_at(self, other: Files) -> None:
-        """Replace the certificate only."""
+        """Replace only the certificate of `other`."""
         _replace(self.certificate, other.certificate)
 
     def put_key_at(self, other: Files) -> None:
-        """Replace the key only."""
+        """Replace only the private key of `other`."""
         _replace(self.key, other.key)
 
 
@@ -39,7 +39,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def make_certificate(folder: Path, *, password: str | None = None) -> Files:
-    """Make a new pair in `folder`."""
+    """Create a certificate and its private key in `folder`."""
     folder.mkdir(parents=True)
     files = Files(folder / "certificate.pem", folder / "key.pem")
     protection = ["-noenc"] if password is None else ["-passout", f"pass:{password}"]

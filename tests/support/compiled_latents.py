@@ -1,4 +1,4 @@
-"""Attention over latents as `compiled_triton` compiles it."""
+"""The kernel of latent attention (MLA), for `compiled_triton` to compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.triton_support.device import SharedMemory
 
 
 def latents(shared: SharedMemory) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
-    """Yield attention over latents with the largest block."""
+    """Yield the latent attention kernel with its largest block."""
     tile = latent.tile_of(torch.bfloat16, shared, are_single=False, invariant=False)
     constants: dict[str, Any] = {
         "RANK": 512,

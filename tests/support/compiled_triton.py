@@ -1,9 +1,9 @@
-"""Compiles the Triton kernels for absent GPUs, down to PTX: `python -m` prints JSON.
+"""Compiles the Triton kernels for GPUs that this machine lacks; prints JSON.
 
-    python -m tests.support.compiled_triton shared   # bytes by "capability kernel"
-    python -m tests.support.compiled_triton ptx      # Hopper's code of each dependent launch
+    python -m tests.support.compiled_triton shared   # shared memory in bytes, by GPU and kernel
+    python -m tests.support.compiled_triton ptx      # PTX for Hopper of kernels that start early
 
-It runs in a separate process, because an interpreted Triton does not compile.
+This runs in a separate process, because Triton does not compile while it is interpreted.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ from kernels.triton_support.device import SharedMemory
 from tests.support.compiled_latents import latents
 from tests.support.triton_compiler import compiled
 
-# Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability", less the kilobyte that the system reserves.
+# Bytes of shared memory that a thread block may have, by compute capability. From the CUDA C++
+# Programming Guide, "Technical Specifications per Compute Capability", minus the kilobyte that the
+# system reserves.
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-# Kernels that do not depend on shared memory are compiled for the GPU with the least of it, and for
-# the two kinds of GPUs with special matrix instructions.
+# Compute capabilities for which kernels are compiled whose variants do not depend on the amount of
+# shared memory: the GPU with the least of it, and the two with special matrix instructions.
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 Kernel = tuple[str, Any, dict[str, Any], int]
-# Only the variants with the most shared memory are compiled, because compiling is slow.
+# Variants that are not compiled, because others need more shared memory and compiling is slow.
 SMALL = {"product, one block", "product, vocabulary", "invariant 128"}
 
 
 def attention(head_dim: int) -> dict[str, Any]:
-    """Return the constants of every attention kernel, with four heads for each key head."""
+    """Return the constants that all attention kernels share, with four heads per key head."""
     return {
         "NUM_KV_HEADS": 8,
         "GROUP": 4,
@@ -72,7 +73,7 @@ def attention(head_dim: int) -> dict[str, Any]:
 
 
 def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Yield the products of few tokens with the largest blocks, including split and gated ones."""
+    """Yield the products for few tokens with the largest blocks, also split and gated ones."""
     shapes = {
         "split": (896, 4864, 64, None),
         "gated": (28672, 4096, 64, "silu"),
@@ -111,12 +112,12 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     yield "product, invariant", invariant_linear._linear_kernel, constants, large.num_warps
 
 
-# What a layer does to its scores; see `kernels.paged_attention.triton_scores`.
+# Constants for changes of attention scores; see `kernels.paged_attention.triton_scores`.
 SCORES = {"CAPPED": False, "SINKS": False}
 
 
 def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Yield attention of chunks at the head sizes that need the most memory."""
+    """Yield attention of prompt chunks for the head sizes that need the most memory."""
     for head_dim in (128, 256):
         layout = attention(head_dim)
         rows = tiles.block_rows_of(9.0, 4096.0, head_dim, shared.size, short_prompts=False)
@@ -132,7 +133,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         }
         yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
         if head_dim == 256:
-            # This variant is for layers with a window, a soft cap and sinks, in a step with images.
+            # A layer with a window, a soft cap and sinks, in a step with images.
             seeing = constants | dict.fromkeys(("WINDOWED", "SPANS", *SCORES), True)
             yield "extend 256, images", extend_kernel, layout | seeing, tile.num_warps
         cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
@@ -151,7 +152,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
-    """Yield attention of decoding rows, and of rows with a common prefix."""
+    """Yield attention of decoding sequences, and of sequences with a common prefix."""
     layout = attention(128)
     tile = tiles.decode_tile(DTYPE, 128, 1.0)
     constants = {
@@ -179,7 +180,7 @@ def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
-    """Yield the kernels between products."""
+    """Yield the kernels of a layer besides attention and matrix products."""
     constants: dict[str, Any] = {"HAS_RESIDUAL": True, "ZERO_CENTERED": False, "BLOCK": 16384}
     yield "norm", norm._rms_norm_kernel, constants | {"PDL": pdl}, 16
     constants = {"HAS_RESIDUAL": True, "HAS_BIAS": True, "BLOCK": 16384}
@@ -195,7 +196,7 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Yield products with fp8 codes, and the kernels that round activations to codes."""
+    """Yield matrix products with fp8 weights, and the kernels that round activations to fp8."""
     tile = fp8_linear.tile_of(6144, 4096, 64, has_blocks=True)
     constants: dict[str, Any] = {
         "ROUNDED": False,
@@ -224,7 +225,7 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Yield the product with 4-bit codes that takes the most memory."""
+    """Yield the matrix product with 4-bit weights that needs the most memory."""
     tile = group_linear.tile_of(4096, 112, 64, 132)
     constants: dict[str, Any] = {"FORM": "int4", "GROUP": 32, "SCALES": tl.float16, "WORDS": 3}
     constants |= {"HAS_ZERO": True, "HAS_BIAS": True, "EVEN_K": True, "BLOCK_M": 64}
@@ -235,7 +236,7 @@ def codes_in_groups(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def experts_in_codes(shared: SharedMemory) -> Iterator[Kernel]:
-    """Yield the product of experts with 4-bit codes that takes the most memory."""
+    """Yield the product of experts with 4-bit weights that needs the most memory."""
     tile = coded_experts.TILES[-1][1]
     constants: dict[str, Any] = {"FORM": "int4", "GROUP": 32, "SCALES": tl.float16, "WORDS": 3}
     constants |= {"HAS_ZERO": True, "HAS_BIAS": True, "EVEN_K": True, "ROWS_OF_X": 4}
@@ -246,7 +247,7 @@ def experts_in_codes(shared: SharedMemory) -> Iterator[Kernel]:
 
 
 def adapters(*, pdl: bool) -> Iterator[Kernel]:
-    """Yield both halves of an adapter's product."""
+    """Yield the kernels of both matrices of a LoRA adapter."""
     constants: dict[str, Any] = {"PARTS": 2, "SPLIT": 4, "RANKS": 16, "BLOCK_M": 16}
     constants |= {"PRECISION": "tf32", "PDL": pdl}
     yield "adapter, shrink", shrink_kernel, constants | {"EVEN_K": True, "BLOCK_K": 128}, 4
@@ -259,7 +260,7 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
 
 
 def sampling() -> Iterator[Kernel]:
-    """Yield the sampling kernels that compare all pairs, sort, or hold most of a row."""
+    """Yield the sampling kernels that need the most memory."""
     few = triton_rows.FEW_CANDIDATES
     constants = {"CANDIDATES": triton_rows.CANDIDATES, "WIDTH": few, "AT_LEAST": 0}
     yield "cut of candidates", triton_rows.cut_candidates_kernel, constants, 4
@@ -285,7 +286,7 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
 
 
 def choices_of_experts() -> Iterator[Kernel]:
-    """Yield the kernels that choose experts and sort by them."""
+    """Yield the kernels that choose experts, and that sort tokens by expert."""
     constants: dict[str, Any] = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
     yield "experts sorted", sort_kernel, constants, 4
     constants = {"NUM_CHOSEN": 4, "SUMS_TO_ONE": True, "PLACES": 4, "BLOCK": 64}
@@ -293,7 +294,7 @@ def choices_of_experts() -> Iterator[Kernel]:
 
 
 def dependent() -> Iterator[Kernel]:
-    """Yield a variant of every kernel that may start before the previous one has ended."""
+    """Yield a variant of every kernel that may start before the previous kernel has ended."""
     shared = SharedMemory.of_capability(LIMITS[90], 9)
     seen = set()
     for kernel in (
@@ -366,7 +367,7 @@ def arguments(kernel: Any, constants: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Print what the argument requests."""
+    """Print the JSON that the command-line argument names."""
     if sys.argv[1] == "shared":
         for capability, limit in LIMITS.items():
             shared = SharedMemory.of_capability(limit, capability // 10)

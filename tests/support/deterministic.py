@@ -1,4 +1,4 @@
-"""Runs sixteen requests of every kind alone and together, to compare their results bit by bit."""
+"""Runs sixteen different requests alone and together, to compare their results bit by bit."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SAMPLERS: list[dict[str, Any]] = [
     {"logit_bias": {17: 3.0, 40: -5.0}, "min_new_tokens": 12},
 ]
 
-# A result: tokens, log-probabilities of the output, log-probabilities of the prompt.
+# The result of a request: tokens, log-probabilities of the output, log-probabilities of the prompt.
 Result = tuple[list[int], list[Any], list[Any]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests. A third of their prompts share a prefix; neighbours differ in length.
+    """The sixteen requests. A third of the prompts share a prefix; adjacent ones differ in length.
 
     Attributes:
-        vocab_size: ids of prompts are below it.
-        shared: tokens of the common prefix.
-        longest: tokens of the longest part of a prompt after the shared prefix.
-        num_new: tokens of each answer.
+        vocab_size: token ids of prompts are below this.
+        shared: number of tokens of the common prefix.
+        longest: most tokens of a prompt after the common prefix.
+        num_new: number of output tokens of each request.
     """
 
     vocab_size: int = 500
@@ -55,7 +55,7 @@ class Workload:
         return LogprobSpec(0 if of_prompt else -1, i % 5, list(range(3, 3 + i % 4)))
 
     def add(self, engine: InProcessEngine, i: int, first_id: int, *, of_prompt: bool) -> None:
-        """Send request `i` under the id `first_id + i`."""
+        """Add request `i` to the engine, with the id `first_id + i`."""
         engine.add(
             first_id + i,
             self.prompt(i),
@@ -65,7 +65,7 @@ class Workload:
         )
 
     def one_by_one(self, engine: InProcessEngine) -> list[Result]:
-        """Run each request alone in the engine."""
+        """Run each request alone."""
         for i in range(NUM_REQUESTS):
             self.add(engine, i, 1, of_prompt=True)
             engine.run()
@@ -74,7 +74,7 @@ class Workload:
     def together(
         self, engine: InProcessEngine, first_id: int = 1, *, of_prompt: bool = True
     ) -> list[Result]:
-        """Run all requests at once."""
+        """Run all requests at the same time."""
         for i in range(NUM_REQUESTS):
             self.add(engine, i, first_id, of_prompt=of_prompt)
         engine.run()
@@ -87,5 +87,5 @@ def results(engine: InProcessEngine, first_id: int) -> list[Result]:
 
 
 def without_prompts(found: list[Result]) -> list[Result]:
-    """Return the results without log-probabilities of the prompt."""
+    """Return the results without the log-probabilities of prompts."""
     return [(tokens, outputs, []) for tokens, outputs, _ in found]

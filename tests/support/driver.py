@@ -1,4 +1,4 @@
-"""Drives a decoder without a scheduler: pages, batches and greedy decoding."""
+"""Runs a decoder without a scheduler: builds batches, assigns pages, decodes greedily."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from runtime.weights.load_model import load_model
 
 
 def load(folder: Path, dtype: str = "float32", overrides: dict[str, Any] | None = None) -> CausalLM:
-    """Load the model in `folder` on the CPU, with `overrides` of its `config.json`."""
+    """Load the model in `folder` on the CPU; `overrides` replace keys of its `config.json`."""
     context = BuildContext(dtype=parse_dtype(dtype), device=torch.device("cpu"))
     return load_model(folder, read_model_spec(folder, overrides), context, lambda share: None)
 
 
 @dataclass
 class Sequence:
-    """One request's tokens; the first `computed` of them are in the cache."""
+    """The tokens of a sequence; the first `computed` of them are in the KV cache."""
 
     tokens: list[int]
     computed: int = 0
@@ -37,7 +37,7 @@ class Sequence:
 
 
 class Driver:
-    """Owns a page pool for one model."""
+    """A model with a KV cache, for tests that choose the batches themselves."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Driver:
         self.page_size = page_size
         form = KV_FORMS[kv_form]
         dtype = form.dtype or model.context.dtype
-        # Unwritten slots hold NaN, which reveals any read beyond a sequence's end. In every form of
-        # numbers and scales NaN is all ones.
+        # Slots that were not written contain NaN, which shows reads beyond the end of a sequence.
+        # In every number type of the cache, NaN has all bits set.
         self.kv = []
         for state in model.spec.layer_states:
             if isinstance(state, SharedState):
@@ -69,11 +69,11 @@ class Driver:
             keys = next(pages)
             self.kv.append(KVCache(keys, keys if isinstance(state, LatentState) else next(pages)))
         self.free = list(range(1, num_pages))
-        # The pages are out of order, so that no test passes because page i follows page i - 1.
+        # The pages are in random order, so that no test depends on consecutive pages.
         random.Random(0).shuffle(self.free)
 
     def start(self, tokens: SequenceOf[int], shared: Sequence | None = None) -> Sequence:
-        """Open a sequence; with `shared`, on the full pages of their common prefix."""
+        """Create a sequence; with `shared`, it uses the full pages of their common prefix."""
         sequence = Sequence(list(tokens))
         if shared is not None:
             common = 0
@@ -89,16 +89,16 @@ class Driver:
         return sequence
 
     def release(self, sequence: Sequence) -> None:
-        """Drop a sequence's pages (which must not be shared); its tokens can be computed again."""
+        """Free the pages of a sequence, which must not be shared. Its tokens are kept."""
         self.free += sequence.pages
         sequence.pages = []
         sequence.computed = 0
 
     def step(self, work: list[tuple[Sequence, int]]) -> list[Tensor]:
-        """Compute the given number of next tokens of each sequence.
+        """Compute the given number of next tokens for each sequence, in one batch.
 
         Returns:
-            For each entry of `work`, float32 logits of its new tokens, `[num_new, vocab_size]`.
+            For each entry of `work`, the logits of its new tokens, `[num_new, vocab_size]` float32.
         """
         order = sorted(range(len(work)), key=lambda i: work[i][1] > 1)
         plan = [work[i] for i in order]
@@ -140,7 +140,7 @@ class Driver:
         return [by_entry[i] for i in range(len(work))]
 
     def prefill(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
-        """Compute all remaining tokens, `chunk` per step; return the logits of every new token."""
+        """Compute all remaining tokens, `chunk` per step; return the logits of all of them."""
         parts = []
         while sequence.computed < len(sequence.tokens):
             remaining = len(sequence.tokens) - sequence.computed
@@ -148,7 +148,7 @@ class Driver:
         return torch.cat(parts)
 
     def greedy(self, sequences: list[Sequence], num_tokens: int) -> None:
-        """Append the most likely token `num_tokens` times to each sequence, all in one batch."""
+        """Append `num_tokens` greedy tokens to each sequence, with all sequences in one batch."""
         for _ in range(num_tokens):
             work = [(seq, len(seq.tokens) - seq.computed) for seq in sequences]
             for sequence, logits in zip(sequences, self.step(work), strict=True):

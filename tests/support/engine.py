@@ -1,4 +1,4 @@
-"""The worker's parts in this process: a real model, scheduler and cache, no sockets."""
+"""An engine in this process, without sockets: a real model with executor, scheduler and cache."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ from runtime.worker.ranks import Ranks
 Forward = Callable[[ForwardBatch], Any]
 HiddenMode = Literal["", "last", "all"]
 
-# The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
+# The numerics tests also run on a GPU: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
 
-# The request does not fit a row. The front would have refused it.
+# A seed that does not fit into 64 bits, so that the request fails when it takes a row. The front
+# process would have refused it.
 TOO_LARGE_SEED = 2**64
 
 
 class InProcessEngine:
-    """Runs requests to their end and keeps their tokens."""
+    """Runs requests to their end and collects their tokens."""
 
     def __init__(self, model_folder: Path, **options: Any) -> None:
         folder = Path(tempfile.mkdtemp(prefix="engine-test-"))
@@ -93,20 +94,20 @@ class InProcessEngine:
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
         self.hidden_outputs: dict[int, list[list[float]]] = {}
-        # Values by request and by the extra's name.
+        # The blocks of extra outputs, by request and name of the output.
         self.blocks: dict[tuple[int, str], list[ExtraBlock]] = {}
         self.replies: list[ControlReply] = []
-        # The most tokens of one request in one message.
+        # The most tokens of one request in one message so far.
         self.most_at_once = 0
         config = replace(config, **options)
         if config.tp_size > 1 and dist.is_initialized():
-            # Another test left it, unused; a process has one at a time.
+            # A process has one process group at a time, and an earlier test has left its group.
             dist.destroy_process_group()
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
         if config.grammar_backend == "xgrammar":
-            # The module is imported here: a thread imports it with a stand-in while tests import
-            # the real one.
+            # This import comes first: a thread imports the package with placeholders while tests
+            # import the real one.
             import transformers  # noqa: F401
         self.grammars = build_grammars(config)
         self.executor = build_rank(config, 0, lambda *_: None)
@@ -123,22 +124,22 @@ class InProcessEngine:
 
     @property
     def runner(self) -> Any:
-        """The runner of this process, without its wrapper that leads other ranks."""
+        """The runner of this process, without the wrapper that leads other ranks."""
         return self.executor.runner
 
     @property
     def model(self) -> Any:
-        """The runner's model."""
+        """The model of this process's runner."""
         return self.executor.model
 
     @property
     def can_compute(self) -> bool:
-        """Whether weights and pages are allocated."""
+        """Whether the memory of weights and KV cache is allocated."""
         return self.scheduler.can_compute
 
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
-        """Replace the model's forward: `compute` is called with it and with each batch."""
+        """Replace the model's `forward` by `compute`, which gets the original and each batch."""
         model, forward = self.model, self.model.forward
         model.forward = lambda batch: compute(forward, batch)
         try:
@@ -177,12 +178,12 @@ class InProcessEngine:
             self.replies.append(message)
 
     def ask(self, op: WeightOp, *, flush_cache: bool = False) -> ControlReply:
-        """Run a command for weights or memory between two steps."""
+        """Run an operation on weights or memory between two steps, and return the reply."""
         self.scheduler.receive([WeightCall(len(self.replies), op, flush_cache)])
         return self.replies[-1]
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, bytes]:
-        """Return the key and the compiled form of a constraint."""
+        """Return the key and the compiled form of a grammar."""
         backend = _grammar_backend(
             self.config.grammar_backend,
             Path(self.config.tokenizer_folder),
@@ -208,7 +209,7 @@ class InProcessEngine:
         spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
         if is_cached:
-            # As in the front, a grammar that the worker has is not sent again.
+            # As in the front process, a grammar that the worker has is not sent again.
             payload = b""
         asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
         if hidden_states:
@@ -253,5 +254,5 @@ class InProcessEngine:
 def _grammar_backend(
     name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarBackend[Any]:
-    """The compiler of constraints, which in a server is another process."""
+    """Return the grammar compiler, which in a server is a separate process."""
     return open_libraries(name, tokenizer_folder, vocab_size, list(eos_token_ids))

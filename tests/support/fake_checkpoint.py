@@ -1,4 +1,4 @@
-"""Writes model folders with a correct `config.json` and zeros as weights, without torch."""
+"""Writes model folders with a valid `config.json` and weights of zeros, without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LLAMA_JSON: dict[str, Any] = {
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
-    """Write `config.json` for a small Llama; `...` as a value removes the key."""
+    """Write the `config.json` of a small Llama; the value `...` removes a key."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {key: one for key, one in {**LLAMA_JSON, **changes}.items() if one is not ...}
     (folder / "config.json").write_text(json.dumps(values))
@@ -38,7 +38,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 def write_safetensors(
     path: Path, tensors: Iterable[tuple[str, tuple[int, ...]]], dtype: str = "BF16"
 ) -> None:
-    """Write a safetensors file of zeros."""
+    """Write a safetensors file in which all tensors are zero."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in tensors:
@@ -49,7 +49,7 @@ def write_safetensors(
 
 
 def write_model(folder: Path, **changes: Any) -> Path:
-    """Write a complete folder: configuration and one weight file."""
+    """Write a complete model folder: configuration and one weight file."""
     write_config(folder, **changes)
     write_safetensors(folder / "model.safetensors", expected_tensors(folder).items())
     return folder
@@ -61,7 +61,7 @@ def expected_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def write_shards(folder: Path, tensors: dict[str, tuple[int, ...]], num_shards: int = 2) -> None:
-    """Write `tensors` to several files with an index."""
+    """Write tensors of zeros to several files with an index."""
     weight_map = {}
     names = list(tensors)
     for shard in range(num_shards):

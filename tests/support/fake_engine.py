@@ -1,6 +1,6 @@
-"""An engine without a model: the real client, with a scheduler that answers by a function.
+"""An engine without a model: the real client, and a scheduler that answers with a function.
 
-A token is a byte: its id is the byte's value, and special tokens have larger ids. So tests can
+A token is a byte: its id is the value of the byte. Special tokens have larger ids. So tests can
 count tokens by hand, and this module needs no torch.
 """
 
@@ -49,7 +49,7 @@ CHATML = (
 def byte_tokenizer(
     chat_template: str | None = CHATML, more_special: Iterable[str] = ()
 ) -> Tokenizer:
-    """One token per byte, `SPECIALS` at 256, 257, 258, then `PLAIN`, then `more_special`."""
+    """Return a tokenizer: a token for each byte, then `SPECIALS`, `PLAIN` and `more_special`."""
     alphabet = byte_alphabet()
     backend = Backend(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -74,7 +74,7 @@ def byte_alphabet() -> list[str]:
 
 
 def fake_model_config(**changes: Any) -> DecoderSpec:
-    """Return the spec of a decoder that is never built."""
+    """Return the spec of a model that is never built."""
     values: dict[str, Any] = {
         "architecture": "FakeForCausalLM",
         "model_type": "fake",
@@ -95,18 +95,18 @@ def fake_model_config(**changes: Any) -> DecoderSpec:
 
 
 def echo(prompt: str) -> str:
-    """Answer with the last user turn, or with the prompt when it has no turns."""
+    """Return the last user message of a prompt; the whole prompt if it has no messages."""
     _, found, turn = prompt.rpartition(f"{IM_START}user\n")
     return turn.partition(IM_END)[0] if found else prompt
 
 
 class FakeEngine:
-    """Answers each request with `reply(prompt)`, one character per step or `step_tokens` tokens.
+    """Answers each request with `reply(prompt)`, `step_tokens` tokens per step.
 
     Attributes:
-        requests: every request that reached the scheduler.
+        requests: all requests that the scheduler received.
         aborted: ids of aborted requests.
-        hold: requests whose prompt holds this text generate nothing until aborted.
+        hold: a request whose prompt contains this text generates nothing until it is aborted.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FakeEngine:
         dp_size: int = 1,
         step_tokens: int = 1,
     ) -> None:
-        """Make a client that is ready."""
+        """Create a client that is ready for requests."""
         self.reply = reply
         self.tokenizer = tokenizer or byte_tokenizer()
         limits = EngineLimits(context_len, context_len * 4, VOCAB_SIZE)
@@ -162,7 +162,7 @@ class FakeEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _logprobs(self, request: GenerateRequest, ids: list[int]) -> list[ExtraBlock] | None:
-        """Every token has -0.5; the most probable tokens are a, b, c, ... with -1, -2, -3, ..."""
+        """Return log-probabilities: -0.5 for each token, and -1, -2, -3, ... for a, b, c, ..."""
         if not request.spec.extras:
             return None
         (extra,) = request.spec.extras
@@ -199,7 +199,7 @@ class FakeEngine:
         whole_ids: list[int] = []
         steps, reason = self._steps(request, self.reply(prompt))
         if self._step_tokens > 1:
-            # As with speculative decoding, several tokens are accepted at once.
+            # Several tokens may arrive at once, as with speculative decoding.
             groups = [
                 steps[at : at + self._step_tokens] for at in range(0, len(steps), self._step_tokens)
             ]
@@ -225,7 +225,7 @@ class FakeEngine:
     def _steps(
         self, request: GenerateRequest, text: str
     ) -> tuple[list[tuple[str, list[int]]], FinishReason]:
-        """Cut the reply at a stop string or the limit, as the real engine would."""
+        """Return the steps of the reply, cut at a stop string or at the token limit."""
         sampling = request.spec.sampling
         reason = FinishReason("stop", matched=EOS_ID)
         ends = True
@@ -246,8 +246,7 @@ class FakeEngine:
         return steps, reason
 
     def _pieces(self, text: str) -> list[tuple[int, str]]:
-        # The bytes of a character come as one piece of text with the last byte, as from the
-        # detokenizer.
+        # The text of a character comes with its last byte, as from the detokenizer.
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         pieces, held = [], bytearray()
         for token_id in ids:

@@ -1,4 +1,4 @@
-"""An HTTP server on a free port that gives a test's answers and records requests."""
+"""An HTTP server that returns a test's answers and records the requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Asked:
-    """One request; `body` is decoded JSON, `None` if there was none."""
+    """A received request; `body` is decoded JSON, or `None`."""
 
     method: str
     path: str
@@ -23,12 +23,12 @@ class Asked:
 
 @dataclass
 class FakeHttp:
-    """The server.
+    """The running server.
 
     Attributes:
-        url: its address.
+        url: address of the server.
         requests: the received requests, in order.
-        left: set when a client left a stream early.
+        left: set when a client has closed a stream before its end.
     """
 
     url: str
@@ -36,17 +36,17 @@ class FakeHttp:
     left: threading.Event = field(default_factory=threading.Event)
 
     def bodies(self, path: str) -> list[Any]:
-        """Return the bodies that were sent to `path`."""
+        """Return the bodies of the requests to `path`."""
         return [request.body for request in self.requests if request.path == path]
 
 
-# An answer is JSON, a status and JSON, raw bytes, pieces of a stream, or a function from a request
-# to one of these.
+# An answer is JSON, a pair of status and JSON, bytes, the pieces of a stream, or a function that
+# returns one of these for a request.
 Answer = Any
 
 
 def sse(*events: Any, name: Callable[[Any], str] | None = None) -> list[str]:
-    """Make the pieces of an event stream, each JSON; a string is sent as it is."""
+    """Return the pieces of an event stream; each event is sent as JSON, a string as it is."""
     pieces = []
     for event in events:
         text = event if isinstance(event, str) else json.dumps(event)
@@ -57,7 +57,7 @@ def sse(*events: Any, name: Callable[[Any], str] | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def serve(routes: Mapping[str, Answer]) -> Iterator[FakeHttp]:
-    """Run the server with an answer for each path."""
+    """Run the server; `routes` has an answer for each path."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""The whole application over a fake engine, with every route and check, in this process."""
+"""The complete HTTP application over a fake engine, in this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORKER = WorkerReady(
 
 
 class FakeServer:
-    """A ready server; `client` talks to it in this process."""
+    """A ready server; its `client` sends requests in this process, without a socket."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FakeServer:
         dp_size: int = 1,
         **http: Any,
     ) -> None:
-        """Build the server; `http` are options of `HttpArgs`."""
+        """Build the server; `http` has options of `HttpArgs`."""
         self.engine = FakeEngine(dp_size=dp_size, **(engine_options or {}))
         config = ServerConfig(
             model=ModelArgs(
@@ -77,7 +77,7 @@ class FakeServer:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
 
     async def generate(self, **body: Any) -> httpx.Response:
-        """POST /generate."""
+        """Send a request to `/generate`."""
         return await self.client.post("/generate", json=body)
 
 
@@ -98,7 +98,7 @@ def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
 
 
 async def scrape(server: FakeServer, query: str = "") -> dict[tuple[str, str], float]:
-    """Return values of `/metrics` by name, and by endpoint if a sample has one."""
+    """Return the values of `/metrics` by name, and by endpoint if a sample has that label."""
     response = await server.client.get(f"/metrics{query}")
     samples = {}
     for family in text_string_to_metric_families(response.text):

@@ -1,4 +1,4 @@
-"""The service context that every API shares, over a fake engine, without HTTP and processes."""
+"""The service context that all APIs share, over a fake engine, without HTTP and processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def fake_service(
     status: EngineStatus | None = None,
     **options: Any,
 ) -> ServiceContext:
-    """Make the context around `engine`.
+    """Return a service context around `engine`.
 
     Args:
         engine: answers the requests.
-        config: by default it serves "org/fake".
+        config: the options; by default the model is named "org/fake".
         status: by default a status without replicas.
         **options: other fields of `ServiceContext`.
     """

@@ -1,4 +1,4 @@
-"""Writes tiny E4M3 checkpoints in the layouts of known tools."""
+"""Writes tiny 8-bit checkpoints (fp8 or int8) in the layouts of known quantization tools."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def _compressed(
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout that a tool writes.
+    """The layout of a quantization tool's checkpoints.
 
     Attributes:
-        block: rows and columns that share a scale; 0 for all.
-        words: the tool's configuration.
-        scale: how the scales' names end.
-        scale_shape: shape in which one scale is stored, such as `()`; `None` for the scales' own
-            shape.
-        activations: `static`, `token`, `group` or `none`.
-        file: the file of the configuration; empty for config.json.
-        codes: type of the codes.
+        block: number of rows and of columns that share a scale; 0 for all.
+        words: the tool's entry in the configuration.
+        scale: end of the scales' names.
+        scale_shape: shape in which a single scale is stored, such as `()`; `None` for the shape of
+            all scales.
+        activations: how activations are rounded: `static`, `token`, `group` or `none`.
+        file: name of the tool's configuration file; empty for config.json.
+        codes: number type of the quantized weights.
     """
 
     block: tuple[int, int]
@@ -134,14 +134,14 @@ LAYOUTS = {
 
 
 def is_linear(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether tools store this weight in E4M3."""
+    """Whether tools quantize the weight of this name and shape."""
     return (len(shape) == 2 and name.endswith("_proj.weight")) or (
         ".experts." in name and name.endswith(".weight")
     )
 
 
 def nearest(quotients: Tensor, codes: torch.dtype) -> Tensor:
-    """Return the codes nearest to numbers that are divided by their scale."""
+    """Return the nearest representable numbers to `quotients`, values divided by their scale."""
     if codes is torch.int8:
         return quotients.round().clamp(-127, 127).to(codes)
     return quotients.clamp(-448, 448).to(codes)
@@ -150,7 +150,7 @@ def nearest(quotients: Tensor, codes: torch.dtype) -> Tensor:
 def to_codes(
     matrix: Tensor, block: tuple[int, int], dtype: torch.dtype = FP8
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, scales of blocks, and the numbers that both represent."""
+    """Return a quantized matrix, the scales of its blocks, and the values that they represent."""
     most = 127 if dtype is torch.int8 else 448
     rows, columns = matrix.shape
     high, wide = block[0] or rows, block[1] or columns
@@ -167,7 +167,7 @@ def to_codes(
 
 
 def static_scale(name: str, codes: torch.dtype) -> float:
-    """Return a scale for the activations of a module, different for each module."""
+    """Return the activation scale of a module, different for each module."""
     scale = 0.02 + 0.001 * (sum(map(ord, name)) % 7)
     return 2 * scale if codes is torch.int8 else scale
 
@@ -175,16 +175,16 @@ def static_scale(name: str, codes: torch.dtype) -> float:
 def write_fp8(
     source: Path, folder: Path, layout: Layout, kept: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """Write the model in `source` to `folder` as a tool does.
+    """Write the model in `source` to `folder`, quantized as by a tool.
 
     Args:
-        source: a tiny model.
+        source: folder of a tiny model.
         folder: the folder to create.
-        layout: the layout of the tool.
-        kept: parts of the names of matrices that stay in 16 bits.
+        layout: layout of the tool.
+        kept: parts of the names of matrices that are not quantized.
 
     Returns:
-        The numbers that the weights represent, by name.
+        The values that the stored weights represent, by name.
     """
     shutil.copytree(source, folder)
     tensors, values = load_file(source / "model.safetensors"), {}
@@ -219,7 +219,7 @@ def write_fp8(
 
 
 def round_as(layout: Layout, module: str, x: Tensor) -> Tensor:
-    """Round activations as a module of the layout does, one token and group at a time."""
+    """Round activations as a module of the layout does, by token and group."""
     if layout.activations == "none":
         return x
     flat = x.reshape(-1, x.shape[-1])

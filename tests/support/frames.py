@@ -1,4 +1,4 @@
-"""Bytes that are not valid messages, and a peer that never sends a whole message."""
+"""Bytes that are not valid messages, and a ZMQ peer that never sends a complete message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import struct
 from pathlib import Path
 
-# First text that is not UTF-8 in place of a tag, then shapes that resemble a message.
+# Frames that do not decode: first text that is not UTF-8 instead of a tag, then almost valid ones.
 BAD_FRAMES = [
     bytes.fromhex("91a3ffffff"),
     bytes.fromhex("92a3ffffff01"),
@@ -26,7 +26,7 @@ _READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 4) + b"PUSH"
 
 
 def push_peer(path: Path) -> socket.socket:
-    """Connect to a ZMQ socket at `path` and complete the handshake of a PUSH socket."""
+    """Connect to a ZMQ socket at `path`, and complete the handshake as a PUSH socket."""
     peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(20)
     peer.connect(str(path))
@@ -40,5 +40,5 @@ def push_peer(path: Path) -> socket.socket:
 
 
 def frame_header(size_bytes: int) -> bytes:
-    """Return the beginning of one long frame."""
+    """Return the header of one long frame."""
     return b"\x02" + struct.pack(">Q", size_bytes)

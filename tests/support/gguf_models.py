@@ -1,4 +1,4 @@
-"""Writes GGUF files from tiny folders, with llama.cpp's names and order of tensors."""
+"""Writes GGUF files from tiny model folders, with the names and layouts of llama.cpp."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _ARCHITECTURES = {
     "GraniteMoeForCausalLM": "granitemoe",
     "SmolLM3ForCausalLM": "smollm3",
 }
-# Those whose halves of rotated heads are interleaved.
+# Architectures for which llama.cpp interleaves the two halves of each head that RoPE rotates.
 _INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3"}
 
 
@@ -132,13 +132,13 @@ def write_gguf(
     Args:
         folder: a folder with `config.json` and safetensors.
         path: path of the new file.
-        types: the type of each matrix, by its name in GGUF.
-        extra: additional string keys, which replace those of the configuration.
-
-        old_latents: whether DeepSeek's heads are written as old converters did, expanded.
+        types: returns the type of a matrix for its name in GGUF.
+        extra: additional string keys, which replace those from the configuration.
+        old_latents: write DeepSeek's key and value projections in the expanded form of old
+            converters.
 
     Returns:
-        The numbers that the file represents, by the names of the folder, in float32.
+        The float32 values that the file represents, by the names in the folder.
     """
     config = json.loads((folder / "config.json").read_text())
     weights: dict[str, Tensor] = {}
@@ -158,7 +158,7 @@ def write_gguf(
         if full == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         if full.endswith("input_linear.weight"):
-            # Granite's gate and up of all experts, which the converter separates.
+            # Granite stores gate and up of all experts together; the converter separates them.
             halves = [
                 _write(writer, _name(full.replace("input_linear", half), name)[0], values, *rest)
                 for half, values in zip(("gate", "up"), weight.float().chunk(2, dim=1), strict=True)
@@ -191,7 +191,7 @@ def write_gguf(
 def _write_up_projection(
     writer: gguf.GGUFWriter, full: str, weight: Tensor, rest: tuple[Types, str, dict[str, Any]]
 ) -> Tensor:
-    """Write DeepSeek's `kv_b_proj` as a stack for keys, transposed, and one for values."""
+    """Write DeepSeek's `kv_b_proj` as two stacks: one for keys, transposed, one for values."""
     config = rest[2]
     sizes = config["qk_nope_head_dim"], config["v_head_dim"]
     keys, values = weight.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
@@ -204,7 +204,7 @@ def _write_up_projection(
 def _write_gpt_oss_experts(
     writer: gguf.GGUFWriter, full: str, weight: Tensor, rest: tuple[Types, str, dict[str, Any]]
 ) -> Tensor:
-    """Write a tensor of all experts, with output rows first and gate and up apart."""
+    """Write a tensor of all experts, transposed, with gate and up separated."""
     prefix, _, part = full.partition(".experts.")
     is_bias = part.endswith("_bias")
     ours = weight if is_bias else weight.transpose(1, 2)
@@ -253,7 +253,7 @@ def _write(
     architecture: str,
     config: dict[str, Any],
 ) -> Tensor:
-    """Write one tensor; return the numbers that it represents, in the folder's order."""
+    """Write one tensor; return the values that it represents, in the folder's layout."""
     heads = _heads(name, architecture, config)
     stored = weight
     if heads:
@@ -273,7 +273,7 @@ def _write(
     data = blocks.view(*stored.shape[:-1], -1).numpy()
     stored_type = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, data, raw_dtype=stored_type)
-    # Quantized by the package `gguf`, not by our code.
+    # The package `gguf` quantizes, so this does not depend on Headrace's code.
     numbers = torch.from_numpy(gguf.dequantize(data, stored_type).copy()).view(stored.shape)
     if heads:
         numbers = numbers.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
@@ -283,7 +283,7 @@ def _write(
 def _write_keys(
     writer: gguf.GGUFWriter, name: str, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> None:
-    # With one layer that predicts further tokens, which is not computed.
+    # This architecture has one more layer for predicting further tokens, which is not computed.
     writer.add_block_count(config["num_hidden_layers"] + (name == "glm4moe"))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -315,7 +315,7 @@ def _write_keys(
     if config.get("head_dim") and name != "deepseek2":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    # Version 5 of `transformers` calls them local in some files.
+    # Version 5 of `transformers` has another name for this in some files.
     experts = config.get("num_experts") or config.get("num_local_experts")
     experts = experts or config.get("n_routed_experts")
     if experts:
@@ -332,7 +332,7 @@ def _write_keys(
 def _write_own_keys(
     writer: gguf.GGUFWriter, name: str, config: dict[str, Any], head_dim: int
 ) -> None:
-    """Write the keys that only this architecture has."""
+    """Write the keys that only one architecture has."""
     if name in ("glm4", "glm4moe"):
         writer.add_rope_dimension_count(head_dim // 2)
     if name == "cohere2":
@@ -376,7 +376,7 @@ def _write_own_keys(
 
 
 def _write_latent_keys(writer: gguf.GGUFWriter, config: dict[str, Any], *, expanded: bool) -> None:
-    """Write DeepSeek's keys, with heads of the absorbed form or of the expanded one."""
+    """Write DeepSeek's keys, for the expanded form of attention or for the absorbed one."""
     rope_dim, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
     key, value = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
     if expanded:
@@ -405,7 +405,7 @@ def _write_latent_keys(writer: gguf.GGUFWriter, config: dict[str, Any], *, expan
 
 
 def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Compute the factors as llama.cpp's converter does."""
+    """Compute the RoPE factors of Llama 3 as llama.cpp's converter does."""
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = 1.0 / (rope["rope_theta"] ** (np.arange(0, size, 2) / size))
     low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]

@@ -1,4 +1,4 @@
-"""Shared by the tests under `tests/gpu`: device, a small engine, requests, and their answers."""
+"""What the tests under `tests/gpu` share: the device, a small engine, requests, their answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TOLERANCE = 1e-3
 
 Result = TypeVar("Result")
 
-# There are enough rows that decoding rows beside a prompt have a graph too. Prompts are split.
+# There are so many rows that a prompt beside decoding rows has a CUDA graph, too. Prompts are split
+# into chunks.
 OPTIONS: dict[str, Any] = {
     "device": DEVICE,
     "overlap": True,
@@ -35,8 +36,8 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 32 * 256,
 }
 
-# Precisions in which an engine's tokens do not depend on the batch. float32 uses other kernels than
-# serving does; the batch-invariant kernels of bfloat16 give the same bits in every batch.
+# Options with which an engine's tokens do not depend on the batch. float32 uses other kernels than
+# serving does. In bfloat16, the batch-invariant kernels give the same bits in every batch.
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16", "deterministic": True},
@@ -50,7 +51,7 @@ in_both_precisions = pytest.mark.parametrize(
 
 
 def small_engine(folder: Path, **options: Any) -> InProcessEngine:
-    """Return an engine with graphs, in float32 or in the test's `precision`."""
+    """Return an engine with CUDA graphs, in float32 or in the test's `precision`."""
     return InProcessEngine(folder, **(OPTIONS | options))
 
 
@@ -58,7 +59,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 500, length).tolist()
 
 
-# The second prompt finds a prefix of the first in the cache. The last prompt is split twice.
+# The second prompt begins with a cached prefix of the first one. The last prompt has three chunks.
 PROMPTS = [prompt(70, 0), prompt(70, 0)[:50] + prompt(9, 1), prompt(5, 2), prompt(33, 3)]
 PROMPTS += [prompt(16, 4), prompt(140, 5)]
 NUM_NEW = 20
@@ -67,11 +68,11 @@ Answers = list[tuple[list[int], list[float]]]
 
 
 def answers(engine: InProcessEngine) -> Answers:
-    """Return tokens of the load, and log-probabilities of every other request."""
+    """Run the requests; return their tokens, and every other request's log-probabilities."""
     first = max(engine.tokens, default=0) + 1
     for i, ids in enumerate(PROMPTS):
         engine.add(first + i, ids, NUM_NEW, LogprobSpec() if i % 2 else None, ignore_eos=True)
-        # These requests join a running batch.
+        # A step runs after each request, so that the others join a running batch.
         engine.scheduler.step()
     engine.run()
     numbers = range(first, first + len(PROMPTS))
@@ -89,7 +90,7 @@ def assert_same(found: Answers, expected: Answers) -> None:
 
 
 def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-    """Return a CUDA graph of `work`, which first runs on the same stream, and its output."""
+    """Return a CUDA graph of `work`, which runs once before it is captured, and its output."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -103,14 +104,14 @@ def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
 
 
 def graph_runner(engine: InProcessEngine) -> GraphRunner:
-    """Return the engine's runner of graphs."""
+    """Return the engine's runner of CUDA graphs."""
     graphs = engine.runner._graphs
     assert graphs is not None
     return graphs
 
 
 def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count how often graphs of each kind run from now on: decode-only ones, and all others."""
+    """Return a counter of the CUDA graphs that run from now on, decode-only ones and others."""
     counts: Counter[str] = Counter()
     graphs = graph_runner(engine)
     run = graphs.run
@@ -124,5 +125,5 @@ def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[
 
 
 def graphs_of(engine: InProcessEngine) -> list[Graph]:
-    """Return the currently captured graphs."""
+    """Return the CUDA graphs that are captured now."""
     return list(graph_runner(engine)._graphs.values())

@@ -1,4 +1,4 @@
-"""Checks of bfloat16 on a GPU: closeness to float32, and equal tokens for each way of launching."""
+"""Checks bfloat16 on a GPU: errors relative to float32, and equal tokens with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs, plain": {"disable_cuda_graph": False, "overlap": False},
     "graphs, overlapped": {"disable_cuda_graph": False, "overlap": True},
 }
-# Tokens generated for each prompt, to measure errors of decode steps; with fewer the error is
-# mostly noise.
+# Number of tokens generated for each prompt, to measure the errors of decode steps. With fewer
+# tokens, the error is mostly noise.
 NUM_DECODED = 64
 PROMPT_LENGTHS = (5, 40, 300, 301, 700, 900)
 OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
 
 
 def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Write a random model with a tokenizer, and return its class in `transformers`."""
+    """Write a random model with a tokenizer; return its class in `transformers`."""
     import transformers
 
     torch.manual_seed(0)
@@ -57,13 +57,13 @@ def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bflo
 def errors(
     architecture: str, backend: str, folder: Path, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
-    """Yield, for prompts of three lengths, the distance of log-probabilities from float32's.
+    """Yield the errors of log-probabilities relative to float32, for prompts of three lengths.
 
-    The distances are norms of differences over a hundred ids of every position, for our model and
-    for `transformers`, for positions of the prompt and for those computed by decode steps.
+    An error is the norm of the differences for a hundred token ids at every position. The errors of
+    this engine and of `transformers` are measured, for prompt positions and for decode steps.
     """
     model_class = write_model(architecture, folder)
-    # The model is loaded again, not cast: a cast would also round the rotary frequencies.
+    # The float32 model is loaded again. Casting it would also round the RoPE frequencies.
     theirs = model_class.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     prompts = [
         np.random.default_rng(i).integers(3, 4000, n).tolist() for i, n in enumerate((9, 200, 900))
@@ -114,22 +114,23 @@ def same_tokens(
     lengths: Sequence[int] = PROMPT_LENGTHS,
     num_new: int = 40,
 ) -> dict[str, int]:
-    """Compare the greedy tokens of each of `ways` with those of the first.
+    """Compare the greedy tokens of several engine configurations with those of the first one.
 
     Args:
         architecture: one of `SHAPES`.
-        folder: the model is written there.
-        ways: options of an engine each.
-        dtype: the type of the weights and of the computation.
+        folder: the folder to which the model is written.
+        ways: options of each engine, by name.
+        dtype: data type of the weights and of the computation.
         device: the device that computes.
-        lengths: of the prompts.
-        num_new: tokens of each answer. Short answers mostly end before tokens tie.
+        lengths: lengths of the prompts.
+        num_new: number of output tokens. Short outputs mostly end before tokens tie.
 
     Returns:
-        For each way except the first, the number of requests with equal tokens to the end.
+        For each configuration except the first, the number of requests whose tokens are all equal.
 
     Raises:
-        AssertionError: requests diverge at a token whose lead is larger than a tie of this dtype.
+        AssertionError: tokens differ at a position where the first configuration's token leads by
+            more than rounding in this data type explains.
     """
     write_model(architecture, folder, getattr(torch, dtype))
     rng = np.random.default_rng(3)
@@ -137,7 +138,7 @@ def same_tokens(
     numbers = range(1, len(prompts) + 1)
     engines: dict[str, InProcessEngine] = {}
     for way, options in ways.items():
-        # Prompts are split, so later chunks have a prefix and run beside decoding rows.
+        # Prompts are split, so that later chunks have a prefix and run beside decoding rows.
         engine = engines[way] = InProcessEngine(
             folder, device=device, dtype=dtype, chunked_prefill_size=256, **OPTIONS, **options
         )

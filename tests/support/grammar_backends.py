@@ -1,4 +1,4 @@
-"""Tells which libraries for structured output are installed; each is optional."""
+"""Tells which libraries for structured output are installed; all of them are optional."""
 
 from importlib.util import find_spec
 

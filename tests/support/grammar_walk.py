@@ -1,4 +1,4 @@
-"""Grammars without processes: a compiler for the front, and checks of outputs by a grammar."""
+"""Compiles grammars in this process, and checks outputs by a grammar."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.support.tiny_tokenizers import write_folder
 
 
 class InProcessCompiler:
-    """Compiles as a `GrammarCompiler` does, in this process.
+    """Does what a `GrammarCompiler` does, without another process.
 
     Attributes:
-        specs: the constraints that were compiled.
+        specs: the grammars that were compiled.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class InProcessCompiler:
         *,
         alone: bool = False,
     ):
-        """Ask the library `name` first, or `alone`.
+        """Set up the grammar libraries for a tokenizer.
 
         Args:
-            name: name of the library.
-            folder: the folder into which the tokenizer is written.
-            tokenizer: a tokenizer of bytes.
-            eos_token_ids: ids that end a text.
-            alone: whether only this library is asked.
+            name: name of the library that is tried first.
+            folder: folder to which the tokenizer is written.
+            tokenizer: a tokenizer with a token for each byte.
+            eos_token_ids: token ids that end an output.
+            alone: use only the library `name`.
         """
         write_folder(folder, tokenizer.backend)
         self.tokenizer = tokenizer
@@ -65,7 +65,7 @@ class InProcessCompiler:
         self.specs: list[GrammarSpec] = []
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
-        """See `GrammarCompiler.compile`."""
+        """Compile a grammar; see `GrammarCompiler.compile`."""
         check_grammar(spec)
         self.specs.append(spec)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -77,10 +77,10 @@ class InProcessCompiler:
         return grammar_key(spec), future
 
     def takes(self, payload: bytes, text: str) -> bool:
-        """Whether a compiled grammar allows the output `text`, and its end there.
+        """Whether a compiled grammar allows the whole output `text`.
 
-        If the text of an added token is allowed but the token is not, the text is spelled in bytes:
-        llguidance writes the first bytes that two tags share in this way.
+        If a grammar allows the text of an added token, but not the token, the text is written as
+        bytes. This happens in llguidance with bytes that two tags have in common.
         """
         ids = deque(
             [*self.tokenizer.encode(text, add_special_tokens=False), *self.eos_token_ids[:1]]
@@ -89,7 +89,7 @@ class InProcessCompiler:
         while ids and not matcher.is_terminated:
             token_id = ids.popleft()
             if token_id in allowed(self.backend, matcher, self.tokenizer.vocab_size):
-                # Otherwise an output would end with an error.
+                # A library that refuses a token which it allowed would end outputs with an error.
                 assert matcher.accept(token_id)
             elif token_id in self._spelled:
                 ids.extendleft(reversed(self._spelled[token_id]))
@@ -99,7 +99,7 @@ class InProcessCompiler:
 
 
 def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list[int]:
-    """Return the tokens that the mask allows."""
+    """Return the tokens that a grammar allows next."""
     words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
     backend.fill([matcher], words)
     bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
@@ -107,9 +107,9 @@ def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list
 
 
 def drawn(compiler: InProcessCompiler, payload: bytes, seed: int, heads: Sequence[str] = ()) -> str:
-    """Draw an output of random tokens among those that a compiled grammar allows.
+    """Return an output of random tokens that a compiled grammar allows.
 
-    When the output may end, the next of `heads` is appended, and after the last one the output
+    Whenever the output may end, the next text of `heads` is appended. After the last one the output
     ends.
     """
     waiting = deque(heads)

@@ -1,8 +1,8 @@
-"""Stand-ins for CUDA graphs on the CPU.
+"""Replacements for CUDA graphs on the CPU.
 
-`EagerPool` has the static buffers of graphs and runs the work by calling it. `RecordedGraph`
-behaves like a real graph: it repeats the recorded operations on the tensors of the recording. So
-values that were computed on the host, and tensors that have been replaced since, do not change.
+`EagerPool` uses the static buffers of graphs, and runs the work by calling it. `RecordedGraph`
+behaves like a real graph: it repeats recorded operations on the recorded tensors. Values that the
+host computed while recording do not change, and tensors that were replaced later are not used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from runtime.step.step_plan import Int32Array, Int64Array
 
 
 class EagerGraph:
-    """Runs the work by calling it."""
+    """A graph that runs the work by calling it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         work()
@@ -44,7 +44,7 @@ class EagerGraph:
 
 
 class EagerPool(GraphPool):
-    """Runs the work eagerly, without capturing."""
+    """A pool whose graphs call the work, without capturing."""
 
     def __init__(self) -> None: ...
 
@@ -55,14 +55,14 @@ class EagerPool(GraphPool):
 
 
 class RecordedPool(EagerPool):
-    """Records operations instead of launches."""
+    """A pool whose graphs record the work's operations."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
         return RecordedGraph(work)
 
 
 class _Tape(TorchDispatchMode):
-    """Records every operation with its arguments and those results that have new memory."""
+    """Records each operation with its arguments, and its results that have new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _address(tensor: Tensor) -> int:
 
 
 class RecordedGraph:
-    """Records a second run of the work, as when a graph is captured."""
+    """Records the operations of a second run of the work, as a capture does; repeats them."""
 
     num_replays = 0
 
@@ -106,7 +106,7 @@ class RecordedGraph:
 
     @property
     def made(self) -> list[Tensor]:
-        """The tensors that the operations write, in place of a graph's own memory."""
+        """The tensors to which the operations write; a real graph has its own memory for them."""
         return [tensor for *_, fresh in self._steps for _, tensor in fresh]
 
     @torch.inference_mode()
@@ -114,14 +114,14 @@ class RecordedGraph:
         RecordedGraph.num_replays += 1
         for func, args, kwargs, fresh in self._steps:
             made = func(*args, **kwargs)
-            # The result is written to the memory of the recording, which later operations read.
+            # The results are written to the recorded tensors, which later operations read.
             leaves = [made] if _is_tensor(made) or not fresh else tree_leaves(made)
             for at, old in fresh:
                 old.copy_(leaves[at])
 
 
 class TensorAttention:
-    """Attention with all numbers in tensors, so that it may be recorded; float32 only."""
+    """Attention with all numbers in tensors, so that it can be recorded; float32 only."""
 
     is_graph_safe = True
     reads_host = False
@@ -136,7 +136,7 @@ class TensorAttention:
 
     @torch.inference_mode()
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        # As in `TritonAttention`, nothing is sent before the first batch that may share.
+        # As in `TritonAttention`, nothing is sent before the first batch that may share prefixes.
         if self._leaders is None:
             return
         self._leaders.copy_(torch.arange(self._max_seqs))
@@ -155,7 +155,7 @@ class TensorAttention:
         rope_kv_write(
             qkv, heads, kv_heads, dim,
             layer.cos_sin if batch.cos_sin is None else batch.cos_sin, batch.positions,
-            # Padding writes to page 0, which no sequence has.
+            # Padding writes to page 0, which no sequence uses.
             batch.slots.clamp(min=0),
             kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
         )  # fmt: skip
@@ -171,7 +171,7 @@ class TensorAttention:
         pages = batch.page_table.index_select(0, sequence).long()
         if batch.shares_prefixes:
             if self._leaders is None:
-                # Within the shared prefix, the first member's pages replace those of each member.
+                # Within the shared prefix, all members read the pages of the first member.
                 self._leaders = torch.arange(self._max_seqs)
                 self._shared = torch.zeros(self._max_seqs, dtype=torch.int64)
             begin = torch.arange(pages.shape[1]) * kv.k.shape[2]
@@ -184,7 +184,7 @@ class TensorAttention:
             for each in (kv.k, kv.v)
         )
         at = torch.arange(key.shape[2])
-        # `positions` are not used here; they are for the rotation.
+        # `batch.positions` are RoPE positions, so the place of a token is computed here.
         behind = batch.qo_indptr[1:].index_select(0, sequence) - torch.arange(num_tokens)
         place = (batch.seq_lens.index_select(0, sequence) - behind).unsqueeze(1)
         visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)
@@ -208,15 +208,15 @@ _TABLES: tuple[tuple[Any, Table[Any]], ...] = (
 
 
 def add_eager_graphs(runner: ModelRunner, *, max_batch: int, keep_hidden: bool = False) -> None:
-    """Give a runner on the CPU eager graphs, with buffers, for decode steps."""
+    """Give a runner on the CPU eager graphs for decode steps."""
     runner.add_graphs(GraphLimits(max_batch, keep_hidden=keep_hidden, make_pool=EagerPool))
     runner.capture_graphs(lambda _: None)
 
 
 def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Give this process's engines on the CPU the graphs that they would have on a GPU.
+    """Let engines on the CPU use recorded graphs, as they would use CUDA graphs on a GPU.
 
-    Every operation of a step is one of torch's, so that the recording sees it.
+    All operations of a step are torch's own, so that they can be recorded.
     """
     for module, table in _TABLES:
         patch.setitem(table.preferred, "cpu", ("reference",))
@@ -242,12 +242,12 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     make_rows = BatchRows.__init__
 
     def make_apart(self: BatchRows, *args: Any, **options: Any) -> None:
-        """Make a separate page table, as on a device: a page that is not sent is missing."""
+        """Create a separate page table, as on a device, so that a page not sent is missing."""
         make_rows(self, *args, **options)
         self.page_table, self._shares_memory = self.page_table.clone(), False
 
     def in_any_order(self: BatchRows) -> tuple[Int64Array, Int32Array]:
-        """Return updates as a device may write them: the last one first, even for one entry."""
+        """Return updates in reverse order, because a device may write them in any order."""
         places, pages = unsent(self)
         return places[::-1].copy(), pages[::-1].copy()
 

@@ -1,6 +1,6 @@
-"""Tiny checkpoints in codes of 4 and 8 bits, in the layouts of the tools that write them.
+"""Tiny checkpoints with weights quantized to 4 or 8 bits, in the layouts of known tools.
 
-Words are packed number by number as the tools' own code does: AutoGPTQ's `QuantLinear.pack`,
+Numbers are packed into words one by one, as in the tools' own code: AutoGPTQ's `QuantLinear.pack`,
 AutoAWQ's `WQLinear_GEMM.from_linear`, compressed-tensors' `pack_to_int32`.
 """
 
@@ -22,14 +22,15 @@ from tests.support.fp8_models import is_linear
 
 @dataclass(frozen=True)
 class Layout:
-    """What a tool writes.
+    """The layout of a quantization tool's checkpoints.
 
     Attributes:
-        tool: `gptq`, `awq` or `packed`.
-        bits, group: of the codes; a group of 0 for all columns.
-        symmetric: whether the middle code is zero.
-        order: whether columns' groups are in the order of an importance.
-        words: the tool's configuration.
+        tool: `gptq`, `awq` or `packed` (compressed-tensors).
+        bits: number of bits of a code.
+        group: number of columns that share a scale; 0 for all columns.
+        symmetric: whether zero is the middle code.
+        order: whether columns are grouped in the order of their importance.
+        words: the tool's entry in the configuration.
     """
 
     tool: str
@@ -89,7 +90,14 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix in codes: `[rows, columns]`, and scales and zeros `[rows, groups]`."""
+    """A quantized matrix.
+
+    Attributes:
+        codes: `[rows, columns]`.
+        scales: `[rows, groups]`.
+        zeros: `[rows, groups]`, the code of zero.
+        places: `[columns]`, the group of each column.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
@@ -97,7 +105,7 @@ class Codes:
     places: np.ndarray
 
     def values(self) -> Tensor:
-        """What the codes stand for."""
+        """Return the values that the codes represent."""
         found = np.empty(self.codes.shape, np.float32)
         for column, group in enumerate(self.places):
             difference = self.codes[:, column].astype(np.int64) - self.zeros[:, group]
@@ -106,14 +114,14 @@ class Codes:
 
 
 def quantized(matrix: Tensor, layout: Layout, dtype: Any = np.float16) -> Codes:
-    """Round each group of columns to the nearest codes; in the order of columns' sizes if asked."""
+    """Quantize a matrix: round to the nearest code in each group of columns."""
     numbers = matrix.float().numpy()
     rows, columns = numbers.shape
     group, most = layout.group or columns, 2**layout.bits - 1
     count = -(-columns // group)
     places = np.arange(columns) // group
     if layout.order:
-        # GPTQ with act order: the i-th most important column is of group i // group.
+        # As in GPTQ with act order: the i-th most important column belongs to group i // group.
         importance = np.argsort(-np.abs(numbers).sum(0), kind="stable")
         places[importance] = np.arange(columns) // group
     codes = np.empty((rows, columns), np.int64)
@@ -138,7 +146,7 @@ def _int32(words: np.ndarray) -> Tensor:
 
 
 def _pack_rows(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Words of the codes of consecutive rows."""
+    """Pack the codes of consecutive rows into words."""
     of_word = 32 // bits
     words = np.zeros((-(-len(codes) // of_word), codes.shape[1]), np.uint64)
     for row, numbers in enumerate(codes):
@@ -147,7 +155,7 @@ def _pack_rows(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _awq_words(codes: np.ndarray) -> np.ndarray:
-    """Words of eight consecutive columns, in AWQ's order."""
+    """Pack the codes of eight consecutive columns into words, in AWQ's order."""
     words = np.zeros((codes.shape[0], codes.shape[1] // 8), np.uint64)
     for column in range(words.shape[1]):
         for place, which in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
@@ -158,7 +166,7 @@ def _awq_words(codes: np.ndarray) -> np.ndarray:
 
 
 def stored(found: Codes, layout: Layout) -> dict[str, Tensor]:
-    """What the tool stores of a matrix, by the last part of the names."""
+    """Return the tensors that the tool stores for a matrix, by the end of their names."""
     bits = layout.bits
     scales = torch.from_numpy(found.scales.copy())
     places = torch.from_numpy(found.places.astype(np.int32))
@@ -192,16 +200,16 @@ def stored(found: Codes, layout: Layout) -> dict[str, Tensor]:
 def write_codes(
     source: Path, folder: Path, layout: Layout, kept: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """Write the model in `source` to `folder` as a tool does.
+    """Write the model in `source` to `folder`, quantized as by a tool.
 
     Args:
-        source: a tiny model.
-        folder: made.
-        layout: of the tool.
-        kept: parts of names of matrices that stay in 16 bits.
+        source: folder of a tiny model.
+        folder: the folder to create.
+        layout: layout of the tool.
+        kept: parts of the names of matrices that are not quantized.
 
     Returns:
-        The numbers that the weights stand for, by name.
+        The values that the stored weights represent, by name.
     """
     shutil.copytree(source, folder)
     values, tensors = {}, {}

@@ -1,4 +1,4 @@
-"""Checks how time grows with the size of an input."""
+"""Checks how the running time of a function grows with the size of its input."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 def assert_linear(
     work: Callable[[int], object], short: int, long: int, *, least_s: float = 0.002
 ) -> None:
-    """Check that the time of `work` grows linearly, within a factor of three.
+    """Check that the time of `work` grows at most linearly, within a factor of three.
 
-    The thread's own CPU time is compared with itself, so a busy or slow machine does not matter.
-    Garbage of earlier tests may distort a measurement, so one of three tries must pass.
+    The CPU time of this thread is compared with itself, so a busy or slow machine does not matter.
+    Garbage from earlier tests may distort a measurement, so one of three tries must succeed.
 
     Args:
         work: processes an input of the given size.
         short: a size.
-        long: a larger one.
-        least_s: the least time counted for the short input, because clocks are coarse.
+        long: a larger size.
+        least_s: least time that counts for the short input, because clocks are coarse, seconds.
     """
 
     def seconds(size: int) -> float:

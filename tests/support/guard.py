@@ -1,8 +1,8 @@
-"""Ends the processes that tests started once the test process is gone, even if it was killed.
+"""Ends the processes that tests have started when the test process ends, even if it is killed.
 
-A killed test run cannot clean up. So each test run has one helper process, which reads the ids of
-the run's servers from a pipe. When the pipe ends, the helper kills the servers that are left, and
-their children exit with them.
+A killed test run cannot clean up. So each test run has a helper process, which reads the ids of the
+run's processes from a pipe. When the pipe is closed, the helper kills those that are left. Their
+child processes then exit by themselves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ for pid in left:
 
 @cache
 def _helper() -> IO[str]:
-    # The helper is outside this process's group and session, so that a signal to the group does not
-    # end it.
+    # The helper has its own process group and session, so that a signal to the group of the tests
+    # does not end it.
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _HELPER],
         stdin=subprocess.PIPE,
@@ -41,10 +41,10 @@ def _helper() -> IO[str]:
 
 
 def watch(pid: int) -> None:
-    """End process `pid` with this one; a negative number names a process group."""
+    """Let process `pid` be killed when this process ends; negative ids are process groups."""
     _helper().write(f"+{pid}\n")
 
 
 def unwatch(pid: int) -> None:
-    """Forget a process that has ended, because its id may soon belong to another process."""
+    """Forget a process that has ended, because its id may be used again for another process."""
     _helper().write(f"-{pid}\n")

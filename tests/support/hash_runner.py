@@ -1,5 +1,7 @@
-"""A runner whose "KV cache" holds the tokens themselves: a wrong page, a lost page or a stale
-prefix changes the next token, because it is a hash of the sequence as read back through the pages.
+"""A runner whose "KV cache" has the tokens themselves.
+
+The next token is a hash of the sequence as read back through the pages. So a wrong page, a lost
+page or a stale prefix changes the next token.
 """
 
 import zlib
@@ -10,7 +12,7 @@ from runtime.step.step_plan import MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
-    """Return the next token: a hash of the whole sequence, but never 0, which ends sequences."""
+    """Return the hash of a sequence as the next token. It is never 0, which ends sequences."""
     return (
         zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % (vocab_size - 1) + 1
     )
@@ -28,7 +30,7 @@ class _Pending:
 
 
 class HashRunner:
-    """Implements the scheduler's `Runner`."""
+    """A runner for the scheduler that computes tokens without a model; implements `Runner`."""
 
     def __init__(self, num_pages: int, page_size: int, max_rows: int, max_len: int) -> None:
         self.page_size = page_size
@@ -38,13 +40,13 @@ class HashRunner:
         self.num_steps = 0
         self.eos_at: dict[int, int] = {}
         self.fail_rows_with_token: int | None = None
-        # The tokens that each slot of recurrent states has seen.
+        # For each slot of recurrent states, the tokens that the states have seen.
         self.states: dict[int, list[int]] = {0: []}
-        # Window pages of pages, and the tokens in their slots; written if there is a window.
+        # The window page of each page, and the tokens in window pages; used if there is a window.
         self.window = 0
         self.window_of = np.zeros(num_pages + 1, dtype=np.int64)
         self.window_slots = self.slots.copy()
-        # An error that the next launch raises, or the wait for it.
+        # Errors that the next launch, or the wait for the next step, raises.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
 
@@ -81,7 +83,7 @@ class HashRunner:
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
 
     def _apply(self, plan: StepPlan) -> None:
-        """Write the pages of rows."""
+        """Write the changes of block tables."""
         for join in plan.joins:
             self.page_table[join.row] = 0
         for update in plan.page_updates:
@@ -101,7 +103,7 @@ class HashRunner:
         return self.slots[pages * self.page_size + everything % self.page_size]
 
     def _write_window(self, row: int, places: np.ndarray, new: np.ndarray) -> None:
-        """Write tokens to window pages, and check all tokens that their windows see."""
+        """Write tokens to window pages, and check all tokens that their windows contain."""
         seen = np.arange(max(0, places[0] - self.window + 1), places[-1] + 1)
         pages = self.window_of[self.page_table[row, seen // self.page_size]]
         assert (pages > 0).all(), "a page of a window is missing"
@@ -111,7 +113,7 @@ class HashRunner:
         assert np.array_equal(self.window_slots[slots], expected), "a window has other tokens"
 
     def _move_states(self, plan: StepPlan, index: int, sequence: np.ndarray) -> None:
-        """Check that the state read has seen what precedes, and write those that follow."""
+        """Check the recurrent states that a sequence reads, and write those that it saves."""
         moves = plan.states
         assert moves is not None
         assert len(np.unique(moves.save_slots)) == len(moves.save_slots), "written twice"
@@ -125,7 +127,7 @@ class HashRunner:
             self.states[int(slot)] = sequence[: start + num_tokens].tolist()
 
     def sampled(self, sequence: np.ndarray) -> int:
-        """Return the token after `sequence`, as read back through its pages."""
+        """Return the token after `sequence`, which was read back through its pages."""
         if len(sequence) == self.eos_at.get(int(sequence[0])):
             return 0
         return next_token(sequence)

@@ -1,16 +1,18 @@
-"""A pytest plugin for runs with TRITON_INTERPRET=1: fixes eight faults of Triton's interpreter.
+"""A pytest plugin for runs with TRITON_INTERPRET=1 that fixes eight faults of the interpreter.
 
-- It multiplies the bits of bfloat16 matrices like integers.
-- It truncates float32 to bfloat16 where a GPU rounds to nearest, ties to even.
+- It multiplies bfloat16 matrices as if their bits were integers.
+- It truncates float32 to bfloat16. A GPU rounds to nearest, ties to even.
 - It truncates float32 to E4M3 in the same way.
-- A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
-- Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not accept as a number.
-- It patches its functions into the whole language at every call of a device function, which takes a
-  third of the time; once a launch is enough.
+- If a scalar condition is combined with a mask, the mask becomes integers, which loads and stores
+  refuse.
+- Up to Triton 3.6, the bound of a loop stays an array, which newer numpy does not accept as a
+  number.
+- It patches its functions into the whole language at every call of a device function, which takes
+  a third of the time. Once per launch is enough.
 - It computes every sum and product of integers a second time, in 64 bits, to find overflows of 32
-  bits, and reports them only to a debugger (`TritonSemantic.device_assert`): another third.
-- It computes shape, size and name of a type again for each of a hundred thousand values: a third of
-  the rest.
+  bits. Only a debugger shows them (`TritonSemantic.device_assert`). This takes another third.
+- It computes shape, size and name of a type again for each of a hundred thousand values, a third of
+  the remaining time.
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ _Builder = interpreter.InterpreterBuilder
 
 
 def _in_place_of(owner, name):
-    """Replace a function; the decorated one gets the original as its first argument."""
+    """Return a decorator that replaces a function; the new function gets the original one first."""
 
     def put(mended):
         theirs = getattr(owner, name)

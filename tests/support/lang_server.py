@@ -1,4 +1,4 @@
-"""A stub of a native server for the frontend language: records requests, answers by a script."""
+"""A server for tests of the frontend language: records requests, and answers with a function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def meta(text: str, prompt: str = "") -> dict[str, Any]:
 
 
 class Recorded:
-    """One request."""
+    """A received request, with the times of its beginning and its end."""
 
     def __init__(self, method: str, path: str, headers: Any, body: Any) -> None:
         self.method = method
@@ -37,14 +37,14 @@ class Recorded:
 
 
 class LangServer:
-    """Serves `/generate` and the routes that a `RuntimeEndpoint` requests; a context manager.
+    """Serves `/generate` and the other routes that a `RuntimeEndpoint` uses; a context manager.
 
     Attributes:
         requests: the received requests, in order.
-        answer: function that returns the answer to a payload: a text, a list of texts, or a tuple
-            of status and body. An exception that it raises breaks the connection.
-        delay_s: seconds of delay before each generation.
-        pieces: how many characters a streamed event adds.
+        answer: returns the answer to a request: a text, a list of texts, or a pair of status and
+            body. If it raises an exception, the connection is closed.
+        delay_s: delay before each generation, seconds.
+        piece_chars: number of characters that each streamed event adds.
     """
 
     def __init__(self, model_path: str = "Qwen/Qwen2.5-7B-Instruct") -> None:

@@ -1,14 +1,14 @@
-"""Measures how long `/livez` takes, from a separate process, every few milliseconds.
+"""Measures the response times of `/livez` every few milliseconds, from a separate process.
 
     python -m tests.support.livez_prober PORT PID < a pipe that is closed at the end
 
-A line on stdin starts a period of probes and the next one ends it: it prints "asking" after the
-first answer, and at the end the seconds of each answer as a JSON list. An answer that takes longer
-than the interval also counts for the probes that would have been sent meanwhile: a loop that blocks
-for a second fails two hundred probes, not one.
+A line on stdin starts a period of requests, and the next line ends it. The process prints "asking"
+after the first answer. At the end of the period it prints the seconds of each answer as a JSON
+list. A slow answer also counts for the requests that would have been sent meanwhile: a server that
+blocks for a second delays two hundred requests, not one.
 
-The time that the server's threads waited for a core is subtracted: it is not the server's fault,
-and test machines have few cores.
+The time that the server's threads waited for a CPU core is subtracted, because test machines have
+few cores.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 from tests.support.server import ROOT, ServerProcess, python_path
 
 INTERVAL_S = 0.005
-# The measurement continues for a while, to include late effects of an attack.
+# The measurement goes on for this number of requests, to include late effects of an attack.
 NUM_AFTER = 60
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def waits_s(pid: int) -> dict[str, float]:
-    """Seconds that each thread of a process was ready to run and had no core."""
+    """Return how long each thread of a process was ready to run without a core, in seconds."""
     waits = {}
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
@@ -45,7 +45,7 @@ def waits_s(pid: int) -> dict[str, float]:
 
 
 def ask(connection: socket.socket, pid: int) -> list[float]:
-    """Return the seconds of an answer, and of the probes that it counts for."""
+    """Return the seconds of an answer, once for each request that it counts for."""
     before = waits_s(pid)
     sent_at = time.monotonic()
     connection.sendall(REQUEST)
@@ -56,7 +56,7 @@ def ask(connection: socket.socket, pid: int) -> list[float]:
         answer += part
     assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
     took_s = time.monotonic() - sent_at
-    # The thread that delayed the others is the loop's, or one that held the GIL.
+    # The wait of one thread is subtracted: that of the event loop, or of a thread with the GIL.
     took_s -= max(now - before.get(task, 0.0) for task, now in waits_s(pid).items())
     instead = [took_s - INTERVAL_S * n for n in range(1, int(took_s / INTERVAL_S) + 1)]
     return [max(took_s, 0.0), *instead]
@@ -78,7 +78,7 @@ def main(port: int, pid: int) -> None:
 
 
 class LivezProber:
-    """A process that requests `/livez` during `times`."""
+    """A process that requests `/livez` within the context `times`."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._arguments = [str(server.port), str(server.process.pid)]
@@ -99,7 +99,7 @@ class LivezProber:
 
     @contextmanager
     def times(self) -> Iterator[list[float]]:
-        """Yield a list that holds the sorted seconds of each answer once the context is left."""
+        """Yield a list, which is filled with the sorted answer times at the end of the context."""
         assert self._tell() == "asking\n"
         times: list[float] = []
         yield times
@@ -114,7 +114,7 @@ class LivezProber:
 
 
 def longest_of_a_thousand(times: list[float]) -> float:
-    """Return the bound of 999 in a thousand of the sorted `times`; the longest of fewer."""
+    """Return the time within which 999 of 1000 answers came; the longest if there are fewer."""
     return times[min(int(0.999 * len(times)), len(times) - 1)]
 
 

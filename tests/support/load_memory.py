@@ -1,7 +1,8 @@
-"""Measures the memory of loading: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
+"""Measures the memory of loading a model.
 
-Prints the bytes of the loaded weights and the peak growth of the process. It runs in a separate
-process, because the memory that malloc keeps depends on all earlier work of a process.
+Run as `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`. It prints the bytes of the
+loaded weights, and the largest growth of the process. It is a separate process, because the memory
+that malloc keeps depends on all earlier work of a process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from runtime.weights.load_model import load_model, parameter_bytes
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is not a mapped file."""
+    """Return the memory of this process without mapped files, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

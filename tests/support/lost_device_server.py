@@ -1,4 +1,4 @@
-"""A server whose device fails on request, with checks of the consequences."""
+"""A server whose device fails on request, and checks of what follows."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _LONG = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
 class LostDeviceServer:
-    """`server` serves until `lose` breaks its worker's device."""
+    """A running server; `lose` breaks its worker's device."""
 
     def __init__(self, folder: Path, *args: str) -> None:
         self._fault = folder / "fault"
         self.server = ServerProcess(
             *args,
-            # Else its streams go on in the next worker, and meet the fault there if it is quick.
+            # Otherwise streams continue in the next worker, and may meet the fault there again.
             *("--max-resumes", "0"),
             PYTHONPATH=os.pathsep.join([str(_PLANT), python_path()]),
             PLANTED_FAULT=str(self._fault),
         )
 
     def worker(self) -> int:
-        """The process id of the worker."""
+        """Return the process id of the worker; 0 if there is none."""
         for pid in children(self.server.process.pid):
             if command(pid)[-1:] == ["scheduler"]:
                 return pid
         return 0
 
     def answer(self) -> list[int]:
-        """A short greedy answer."""
+        """Return a short greedy output."""
         sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
         body = {"input_ids": [5, 6, 7], "sampling_params": sampling}
         response = self.server.client.post("/generate", json=body)
@@ -46,7 +46,7 @@ class LostDeviceServer:
         return response.json()["output_ids"]
 
     def lose(self, kind: str, num_streams: int = 4) -> float:
-        """Break the device while streams run; return the seconds until the worker had ended.
+        """Break the device while streams run; return the seconds until the worker has ended.
 
         All streams must end, the affected ones with an error, and a new worker must serve.
         """

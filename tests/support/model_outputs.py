@@ -1,6 +1,6 @@
-"""Outputs as each family's models write them, with the expected results of parsing.
+"""Model outputs with tool calls and reasoning, as each family writes them, and parsed results.
 
-Arguments are compared as objects, because the model decides how to write JSON.
+Arguments are compared as objects, because a model may format JSON in its own way.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def dumps(value: Any, **how: Any) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded output of a model, and the expected result of parsing it.
+    """An output of a model, and the expected result of parsing it.
 
     Attributes:
-        content: text around the calls, without the whitespace at its ends.
+        content: text around the tool calls, without whitespace at its ends.
     """
 
     text: str
@@ -152,7 +152,7 @@ def _lines(write: Callable[[str, Any], str], between: str = "\n") -> Callable[[C
     return lambda calls: between.join(write(*each) for each in calls)
 
 
-# How a family writes several calls as its whole output.
+# For each family, how it writes several tool calls as its whole output.
 CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
     "hermes": _lines(_hermes),
     "llama3": _lines(_llama, "; "),
@@ -169,7 +169,7 @@ CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
 
 _THREE: Calls = [("get_weather", WEATHER), ("write_file", FILE), ("search", SEARCH)]
 _NOW: Calls = [("now", {})]
-# Values that are written in tags cannot contain the tags.
+# Values that are written in tags cannot contain these tags.
 _QUERY = {**SEARCH, "query": 'say "hi" \\ {brace] <tag'}
 _TAGGED: Calls = [
     ("get_weather", WEATHER),
@@ -185,7 +185,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
         Recorded('<tool_call>{"name":"now"}</tool_call>\nDone.', _NOW, "Done."),
         Recorded('<tool_call>\n{"arguments": {}, "name": "now"}\n</tool_call>', _NOW),
         Recorded('<tool_call>\n{"name": "now", "arguments": "{}"}\n</tool_call>', _NOW),
-        # A missing brace or tag.
+        # Outputs without a closing brace or tag.
         Recorded('<tool_call>\n{"name": "now", "arguments": {}\n</tool_call>', _NOW),
         Recorded('<tool_call>\n{"name": "now", "arguments": {}}', _NOW),
     ],
@@ -236,7 +236,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
         Recorded(_coder("get_weather", WEATHER), _TAGGED[:1]),
         Recorded(f"{_TEXT}\n\n" + "\n".join(_coder(*each) for each in _TAGGED), _TAGGED, _TEXT),
         Recorded(_coder("now", {}), _NOW),
-        # The outer tags are missing.
+        # An output without the outer tags.
         Recorded(
             "<function=write_file>\n<parameter=mode>\nnull\n</parameter>\n</function>",
             [("write_file", {"mode": None})],
@@ -260,7 +260,7 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
             "<|start|>assistant" + _harmony("search", SEARCH),
             [*_NOW, *_THREE[2:]],
         ),
-        # A message to the user comes first; its header is not that of a call.
+        # A message to the user comes first. Its header is not that of a tool call.
         Recorded(
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
             + _harmony("search", SEARCH),
@@ -337,7 +337,7 @@ REASONING_OUTPUTS: dict[str, list[Recorded]] = {
     ],
 }
 
-# Thoughts, a call and text, by the two parsers that read them.
+# Outputs with reasoning, a tool call and text, by the two parsers that read them.
 BOTH: dict[tuple[str, str], Recorded] = {
     ("qwen3", "hermes"): Recorded(
         f"<think>\n{_THOUGHTS}\n</think>\n\n{_ANSWER}\n{_hermes('search', SEARCH)}",

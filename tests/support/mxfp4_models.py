@@ -1,7 +1,7 @@
-"""Tiny checkpoints of gpt-oss with experts in MXFP4, in the layout of its weights.
+"""Tiny gpt-oss checkpoints with experts in MXFP4, in the layout of OpenAI's weights.
 
-Blocks are packed number by number, as OpenAI's checkpoints have them: two codes a byte, the first
-in the lower bits, and an exponent for 32 numbers of a row.
+A block has 32 numbers of a row: a common exponent, and two 4-bit codes per byte, the first code in
+the lower bits. Numbers are packed one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def packed(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return blocks, scales and numbers of `[rows, columns]`."""
+    """Return blocks, scales and represented values of a matrix `[rows, columns]`."""
     rows, columns = matrix.shape
     blocks = np.zeros((rows, columns // 32, 16), np.uint8)
     scales = np.zeros((rows, columns // 32), np.uint8)
@@ -38,7 +38,7 @@ def packed(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def stored(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return blocks, scales and numbers of a tensor of all experts, `[experts, in, out]`."""
+    """Return blocks, scales and represented values of all experts' tensor, `[experts, in, out]`."""
     made = [packed(each.numpy()) for each in tensor.float().transpose(1, 2)]
     blocks, scales, numbers = (torch.from_numpy(np.stack(each)) for each in zip(*made, strict=True))
     return blocks, scales, numbers.transpose(1, 2).contiguous()
@@ -48,12 +48,12 @@ def write_mxfp4(source: Path, folder: Path, kept: str = "none") -> dict[str, Ten
     """Write the model in `source` to `folder` with its experts in MXFP4.
 
     Args:
-        source: a tiny model.
-        folder: made.
-        kept: part of names of tensors that stay in 16 bits.
+        source: folder of a tiny model.
+        folder: the folder to create.
+        kept: part of the names of tensors that are not quantized.
 
     Returns:
-        The numbers that the weights stand for, by name.
+        The values that the stored weights represent, by name.
     """
     shutil.copytree(source, folder)
     values: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Requests to `/generate` of a real server, for tests of the native API."""
+"""Requests to the native API of a real server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TEXT = "The miller opens the gate, the wheel turns, and the stones grind wheat, 
 
 
 def generate(server: ServerProcess, **body: Any) -> Any:
-    """Return the answer to a valid request."""
+    """Return the answer to a valid request to `/generate`."""
     response = server.client.post("/generate", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def refused(server: ServerProcess, **body: Any) -> str:
-    """Return the message of a 400; the server must be healthy after it."""
+    """Return the message of a 400 from `/generate`; afterwards the server must be healthy."""
     response = server.client.post("/generate", json=body)
     assert response.status_code == 400, response.text
     assert server.client.get("/health").status_code == 200
@@ -35,7 +35,7 @@ def refused(server: ServerProcess, **body: Any) -> str:
 
 
 def stream(server: ServerProcess, **body: Any) -> list[dict[str, Any]]:
-    """Return every event of a stream except the end mark."""
+    """Return all events of a stream of `/generate`, without the end mark."""
     with server.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -58,19 +58,19 @@ def load(server: ServerProcess) -> dict[str, Any]:
 
 
 def queues(server: ServerProcess) -> dict[str, Any]:
-    """Return how many requests wait at each stage before they run."""
+    """Return the number of requests that wait at each stage before they run."""
     found: dict[str, Any] = server.client.get("/v1/loads?include=queues").json()["loads"][0]
     return dict(found["queues"])
 
 
 def until_running(server: ServerProcess, num: int = 1) -> None:
-    """Wait until `num` requests run; without `slowed` they may already have ended."""
+    """Wait until `num` requests run. Use `slowed`, or they may end before this looks."""
     until(lambda: load(server)["num_running_reqs"] >= num)
 
 
 @contextmanager
 def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
-    """Slow each step down so that a request is still running even on a busy machine."""
+    """Make each step slow, so that requests are still running even on a busy machine."""
     body = {"forward_sleep_time": step_s}
     server.client.post("/slow_down", json=body).raise_for_status()
     try:
@@ -80,12 +80,12 @@ def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
 
 
 def until_idle(server: ServerProcess) -> None:
-    """Wait until no request runs, waits or holds pages."""
+    """Wait until no request runs, waits or has pages."""
     until(lambda: not any(load(server)[key] for key in ("num_total_reqs", "num_used_tokens")))
 
 
 def run_example(name: str, server: ServerProcess, folder: str = "native_api") -> str:
-    """Return the output of a script in a folder of `examples`, run against `server`."""
+    """Run a script of a folder in `examples` against `server`, and return its output."""
     path = Path(__file__).resolve().parents[2] / "examples" / folder / name
     done = subprocess.run(
         [sys.executable, str(path), "--url", server.url],

@@ -1,4 +1,4 @@
-"""Greedy streams beside other load on a server; each must have the same text as alone."""
+"""Greedy streams beside other load on a server; each must have the same text as without it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.server import ServerProcess
 
 NUM_NEIGHBOURS = 3
-# The pause between two streams of a thread: without it the streams would use the whole machine.
+# Pause between two streams of a thread, seconds. Without it the streams would use all CPU time.
 PAUSE_S = 0.3
 MAX_LIVEZ_S = 0.05
-# Other load of the machine also affects a run without an attack.
+# Factor by which an answer may be slower than without an attack: other load on the machine also
+# affects the run without an attack.
 MAX_TIMES_CALM = 5
 
 
 @dataclass
 class Neighbours:
-    """Greedy streams, one after the other on each of several threads, until the context ends."""
+    """Runs greedy streams one after the other, on several threads, within a `with` block."""
 
     server: ServerProcess
     texts: list[str] = field(default_factory=list)
@@ -58,7 +59,7 @@ def greedy(server: ServerProcess) -> str:
 
 
 def bearable_s(server: ServerProcess, prober: LivezProber) -> float:
-    """Return how long `/livez` may take: the promise, or a few times its time without an attack."""
+    """Return how long `/livez` may take: `MAX_LIVEZ_S`, or more on a busy machine."""
     with Neighbours(server), prober.times() as times:
         pass
     return max(MAX_LIVEZ_S, MAX_TIMES_CALM * longest_of_a_thousand(times))

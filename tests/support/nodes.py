@@ -1,4 +1,4 @@
-"""A server on two nodes: two addresses of this machine, or a network namespace of its own."""
+"""A server on two nodes, which are two addresses of this machine or two network namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ KEY = "a-key-that-two-nodes-share"
 
 
 class TwoNodes:
-    """Node 0 serves; node 1 has the second half of the ranks. A context manager that stops both."""
+    """A server whose ranks run on two nodes; a context manager that stops both.
+
+    Node 0 serves HTTP. Node 1 has the second half of the ranks.
+    """
 
     def __init__(
         self,
@@ -21,7 +24,7 @@ class TwoNodes:
         leader: str = "127.0.0.2",
         prefix: tuple[str, ...] = (),
     ) -> None:
-        """Start both, node 1 first; `prefix` runs node 1's command."""
+        """Start both nodes, node 1 first; `prefix` is a command that runs node 1's command."""
         self.options = (
             *("--model-path", str(model)),
             *("--nnodes", "2", "--dist-init-addr", f"{leader}:{free_port()}"),
@@ -32,21 +35,21 @@ class TwoNodes:
         self.server = ServerProcess(*self.options, HEADRACE_DIST_KEY=KEY)
 
     def start_node(self, *options: str) -> ServerProcess:
-        """Start one more process for node 1."""
+        """Start another process for node 1."""
         return ServerProcess(
             *self.options, "--node-rank", "1", *options, prefix=self._prefix, HEADRACE_DIST_KEY=KEY
         )
 
     @property
     def ranks(self) -> list[int]:
-        """Process ids of the ranks on node 1."""
+        """Return the process ids of the ranks on node 1."""
         found = [self.node.process.pid, *children(self.node.process.pid)]
         return [
             child for pid in found for child in children(pid) if command(child)[-1:] == ["rank"]
         ]
 
     def __str__(self) -> str:
-        """Return both logs, for messages of assertions."""
+        """Return the logs of both nodes, for messages of assertions."""
         return f"{self.server}\n{self.node}"
 
     def __enter__(self) -> TwoNodes:
@@ -58,12 +61,12 @@ class TwoNodes:
 
 
 class Namespace:
-    """A network namespace, connected to this one by a cable that can be cut."""
+    """A network namespace that is connected to this one by a cable, which can be cut."""
 
     here, there = "10.77.91.1", "10.77.91.2"
 
     def __init__(self, name: str) -> None:
-        """Make the namespace and the cable; needs the right to do so."""
+        """Create the namespace and the cable; this needs administrator rights."""
         self._name, self._ends = name, (f"{name}0", f"{name}1")
         near, far = self._ends
         inside = ("ip", "netns", "exec", name, "ip")
@@ -80,7 +83,7 @@ class Namespace:
         self.prefix = ("ip", "netns", "exec", name)
 
     def cut(self) -> None:
-        """Lose every packet from now on: both ends send to a card that does not exist."""
+        """Lose all packets from now on: both ends send to a network card that does not exist."""
         self._neighbours("replace", "lladdr", "02:00:00:00:00:99", "nud", "permanent")
 
     def mend(self) -> None:
@@ -94,5 +97,5 @@ class Namespace:
             subprocess.run(line, check=True, capture_output=True)
 
     def remove(self) -> None:
-        """Remove the namespace, and the cable with it."""
+        """Remove the namespace and the cable."""
         subprocess.run(("ip", "netns", "del", self._name), check=False, capture_output=True)

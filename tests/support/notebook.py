@@ -1,9 +1,9 @@
-"""Runs a file of cells in one process, like a script or like a notebook.
+"""Runs a file of cells in one process, as a script or as a notebook would.
 
-`python -m tests.support.notebook FILE script` runs the cells one after the other;
-`... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one with vision; `MOE_PATH` and
-those of `_SMALL_MODELS` are tiny random models; `IMAGE_URL` is a picture that needs no network.
+`python -m tests.support.notebook FILE script` runs the cells one after the other. `... notebook`
+runs them inside a running event loop, as Jupyter's kernel does. Cells may use these names:
+`MODEL_PATH` is the bundled demo model, and `VISION_PATH` the demo model for images. `MOE_PATH` and
+the names in `_SMALL_MODELS` are tiny random models. `IMAGE_URL` is a picture on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from headrace.demo import MODEL_PATH, VISION_MODEL_PATH
 from headrace.utils import terminate_process
 
-# From a name in a cell to a variant in `tests.support.tiny_text_models`.
+# For each name in a cell, the variant in `tests.support.tiny_text_models`.
 _SMALL_MODELS = {
     "EMBEDDING_PATH": "qwen2",
     "RERANKER_PATH": "xlm_roberta_scores",
@@ -40,7 +40,7 @@ def read_cells(path: Path) -> list[str]:
 
 
 def run_cells(cells: list[str]) -> None:
-    """Execute `cells` in one namespace; each begins with a line `[cell N]`."""
+    """Run cells in one namespace; each cell begins with a line `[cell N]`."""
     names: dict[str, Any] = {
         "__name__": "__main__",
         "MODEL_PATH": str(MODEL_PATH),
@@ -62,7 +62,7 @@ def run_cells(cells: list[str]) -> None:
             code = compile(cell, f"<cell {number}>", "exec")
             exec(code, names)
     except BaseException:
-        # A remaining server would keep open the pipes of the process that waits for this one.
+        # Servers are stopped, because they would keep the pipes of the waiting process open.
         for value in list(names.values()):
             if isinstance(value, subprocess.Popen):
                 terminate_process(value)
@@ -95,9 +95,9 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    # Answers are sampled with a fixed seed, so they are the same each time.
+    # Answers are sampled with a fixed seed, so that they are the same each time.
     secrets.randbits = random.Random(0).getrandbits  # type: ignore[assignment]
-    # This mark separates the output of the cells from that of a server.
+    # A new file object keeps the cells' output apart from that of a server.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     found = read_cells(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Shared by tests of the offline engine: the demo model, prompts, waiting, scripts."""
+"""What tests of the offline engine share: the demo model, prompts, waiting, scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.ipc.messages import SlowDown
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(MODEL_PATH)
-# Grammars are off: their library takes a third of the work of a start.
+# Grammars are off, because importing their library takes a third of a start's CPU time.
 PLAIN = {"model_path": MODEL, "grammar_backend": "none"}
 FRANCE = "The capital of France is"
 JAPAN = "The capital of Japan is"
@@ -31,14 +31,14 @@ def is_idle(engine: sgl.Engine) -> bool:
 
 
 def slow_down(engine: sgl.Engine, step_s: float = 0.05) -> None:
-    """Slow each step down so that a request is still running even on a busy machine."""
+    """Make each step slow, so that requests are still running even on a busy machine."""
     told = engine.context.client.calls.control(lambda call_id: SlowDown(call_id, step_s))
     assert engine._core.call(told).success
 
 
 @contextmanager
 def slowed(engine: sgl.Engine, step_s: float = 0.05) -> Iterator[None]:
-    """Apply `slow_down` within the context."""
+    """Apply `slow_down` within a `with` block."""
     slow_down(engine, step_s)
     try:
         yield
@@ -47,7 +47,7 @@ def slowed(engine: sgl.Engine, step_s: float = 0.05) -> Iterator[None]:
 
 
 def run_script(code: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a separate interpreter, outside the checkout."""
+    """Run Python code in a separate interpreter, outside the checkout."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "MODEL": MODEL},

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server, against which bodies and answers are checked."""
+"""Checks requests and answers against a server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = "application/x-ndjson"
 
 
 def closed(schema: Any) -> Any:
-    """Return the schema with closed objects, so that keys that are not described are found."""
+    """Return the schema with closed objects, so that keys without a description are errors."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -30,10 +30,10 @@ def closed(schema: Any) -> Any:
 
 
 class OpenAPIDocument:
-    """The parsed document of a server."""
+    """The OpenAPI document of a server."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """Read the content of `/openapi.json`."""
+        """Parse the content of `/openapi.json`."""
         self.document = document
         as_said = Resource(document, DRAFT202012)
         strict = Resource(closed(document), DRAFT202012)
@@ -46,7 +46,7 @@ class OpenAPIDocument:
                 yield method.upper(), path, operation
 
     def body_of(self, operation: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the schema of a request's JSON, with references at its top resolved."""
+        """Return the schema of an operation's JSON body, without a reference at its top."""
         if JSON not in operation.get("requestBody", {}).get("content", ()):
             return None
         schema = operation["requestBody"]["content"][JSON]["schema"]
@@ -54,17 +54,17 @@ class OpenAPIDocument:
         return found
 
     def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the target of a reference."""
+        """Return the schema to which references lead."""
         while "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         return schema
 
     def check_body(self, method: str, path: str, body: Any) -> None:
-        """Check a request's body against the document."""
+        """Check the body of a request against the document."""
         self._validate(body, "urn:said", path, method.lower(), "requestBody", "content", JSON)
 
     def check(self, method: str, path: str, answer: httpx.Response) -> None:
-        """Check an answer's status, media type and content against the document."""
+        """Check the status, media type and content of an answer against the document."""
         responses = self.document["paths"][path][method.lower()]["responses"]
         status = str(answer.status_code)
         where = f"{method} {path} {status}: {answer.text[:500]}"
@@ -103,7 +103,7 @@ class OpenAPIDocument:
 
 
 def numbers(document: OpenAPIDocument, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the alternatives of a field that are numbers with bounds."""
+    """Yield the alternatives of a field that are numbers with limits."""
     schema = document.resolve(schema)
     for each in schema.get("anyOf", [schema]):
         bounds = {"minimum", "maximum", "exclusiveMinimum"} & each.keys()
@@ -131,7 +131,7 @@ def inside(schema: dict[str, Any]) -> Iterator[float]:
 def bounded(
     document: OpenAPIDocument, tags: set[str]
 ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield path, place in the body (`outer.inner`) and bounds of every field with bounds."""
+    """Yield path, place in the body, name and schema of every number with limits."""
     for method, path, operation in document.operations():
         body = document.body_of(operation)
         if body is None or method != "POST" or not tags & set(operation["tags"]):

@@ -1,7 +1,7 @@
-"""A pytest plugin for bit-for-bit tests in Triton's interpreter, loaded after `interpreted_triton`.
+"""A pytest plugin for bit-exact tests in Triton's interpreter; load it after `interpreted_triton`.
 
-A product's elements are added column by column, because a GPU's matrix instructions keep one order.
-numpy leaves the order to its BLAS library, which chooses it by the shape of the block.
+It adds the elements of a matrix product column by column. A GPU's matrix instructions always use
+the same order. numpy's order depends on its BLAS library and on the shape of the block.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def _wide(builder, x):
 
 def _dot_in_order(self, a, b, d, *args):
     left, right = _wide(self, a), _wide(self, b)
-    # Along the outermost axis numpy adds one slab after another.
+    # numpy adds along the outermost axis in order, one slab after the other.
     steps = np.empty((len(right) + 1, *d.data.shape), dtype=np.float32)
     steps[0] = d.data
     np.multiply(left.T[:, :, None], right[:, None, :], out=steps[1:])

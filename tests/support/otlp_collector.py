@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry spans on a loopback address."""
+"""A collector of OpenTelemetry traces on this machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Receives OTLP over HTTP; a context manager.
+    """Receives traces as OTLP over HTTP; a context manager.
 
     Attributes:
-        spans: all that have come, as protobuf messages.
-        resources: the attributes of the process that sent them.
-        answers: while it is not set, no post is answered.
+        spans: all received spans, as protobuf messages.
+        resources: the attributes of the processes that sent them.
+        answers: while this event is not set, posts are not answered.
+        num_posts: number of posts so far.
     """
 
     def __init__(self) -> None:
@@ -41,11 +42,11 @@ class Collector:
 
     @property
     def address(self) -> str:
-        """Host and port."""
+        """Host and port of the collector."""
         return f"127.0.0.1:{self._server.server_port}"
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
-        """Store the spans of one post, and answer it."""
+        """Store the spans of a post, and answer the post."""
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         self.num_posts += 1
         self.answers.wait()
@@ -61,7 +62,7 @@ class Collector:
         handler.end_headers()
 
     def of_trace(self, trace_id: str) -> list[Any]:
-        """Spans of a trace, in the order of their begin."""
+        """Return the spans of a trace, ordered by their start."""
         found = [span for span in list(self.spans) if span.trace_id.hex() == trace_id]
         return sorted(found, key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano))
 
@@ -76,7 +77,7 @@ class Collector:
 
 
 def attributes(message: Any) -> dict[str, Any]:
-    """Attributes of a span or of a resource as plain values."""
+    """Return the attributes of a span or a resource as plain values."""
     return {pair.key: _plain(pair.value) for pair in message.attributes}
 
 

@@ -1,4 +1,4 @@
-"""Pictures for tests, in files, in base64 and as inputs of small models."""
+"""Pictures for tests: as files, in base64, and as inputs of small models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SQUARE = replace(
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Any:
-    """Make a picture of random pixels in any of Pillow's modes."""
+    """Return a picture of random pixels in one of Pillow's modes."""
     grain = np.random.default_rng(seed).integers(0, 256, (height, width, 4), np.uint8)
     if mode == "I;16":
         return Image.fromarray(grain[..., :2].copy().view("<u2")[..., 0])
@@ -57,24 +57,24 @@ def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Any:
 
 
 def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
-    """Encode a picture as a file."""
+    """Return a picture as a file's bytes."""
     target = io.BytesIO()
     image.save(target, kind, **options)
     return target.getvalue()
 
 
 def base64_of(content: bytes) -> str:
-    """Encode a picture in base64, as requests hold it."""
+    """Return a file's bytes in base64, as in requests."""
     return base64.b64encode(content).decode()
 
 
 def data_url(content: bytes, kind: str = "image/png") -> str:
-    """Encode a picture as a data URL, as OpenAI's clients send it."""
+    """Return a file's bytes as a data URL, as OpenAI's clients send them."""
     return f"data:{kind};base64,{base64_of(content)}"
 
 
 def normalised(image: PreparedImage, vision: VisionSpec) -> Any:
-    """Normalise a prepared image's bytes as a model does; float32 `[3, height, width]`."""
+    """Return an image's pixels as a model reads them, normalized, float32 `[3, height, width]`."""
     pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.size).astype(np.float32)
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (vision.mean, vision.std))
     return (pixels * np.float32(vision.rescale_factor) - mean) / std

@@ -1,4 +1,4 @@
-"""Reads `/proc` about processes that may end meanwhile; an ended process counts as absent."""
+"""Reads facts about processes from `/proc`; a process that has ended meanwhile counts as absent."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of the children of `pid`, started by any of its threads."""
+    """Return the ids of the child processes of `pid`, started by any of its threads."""
     found: list[int] = []
     for path in glob.glob(f"/proc/{pid}/task/*/children"):
-        # The thread, too, may have ended meanwhile.
+        # The thread may have ended meanwhile, too.
         with contextlib.suppress(OSError):
             found += [int(word) for word in Path(path).read_text().split()]
     return found
 
 
 def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
-    """Return an engine's child processes by name, such as `scheduler`; `besides` are excluded."""
+    """Return an engine's child processes by name, such as `scheduler`; omit those in `besides`."""
     found = {}
     for child in children(pid):
         words = command(child)
@@ -29,14 +29,14 @@ def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
 
 
 def command(pid: int) -> list[str]:
-    """Return the words of a process's command line; none if the process has ended."""
+    """Return the words of a process's command line; empty if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: it exists and is not a zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:

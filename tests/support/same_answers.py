@@ -1,4 +1,4 @@
-"""Questions that two forms of one server must answer alike: ranks, nodes, stages."""
+"""Requests to which servers with different ranks, nodes or stages must give equal answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.support.grammar_backends import BACKENDS
 from tests.support.server import ServerProcess
 
 NUM_QUESTIONS = 12
-# A small pool and short chunks: prompts are cut, requests are retracted and computed again.
+# The pool is small and chunks are short, so that prompts are split and requests are put back into
+# the queue.
 OPTIONS = (
     "--enable-return-hidden-states",
     *("--num-threads", "1"),
@@ -27,7 +28,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "sampling_seed": 8, "presence_penalty": 0.5, "min_new_tokens": 30},
 )
 if BACKENDS:
-    # Longer than the answer: only rank 0 has the grammar, all of them need its masks.
+    # The grammars need more tokens than an output has. Only rank 0 has a grammar, and all ranks
+    # need the tokens that its masks allow.
     SAMPLING += (
         {"temperature": 0, "regex": "[0-9 ]{400}"},
         {"temperature": 1.0, "sampling_seed": 9, "regex": "[a-f]{400}", "top_p": 0.9},
@@ -35,7 +37,7 @@ if BACKENDS:
 
 
 def ask(server: ServerProcess, index: int) -> tuple[list[int], list[float]]:
-    """Return an answer's tokens, and its hidden states and entropies if they were asked for."""
+    """Return the output tokens of a request, and its hidden states and entropies if requested."""
     text = "The miller opens the gate, the wheel turns, " * (1 + index % 3)
     sampling = {"max_new_tokens": 40, "ignore_eos": True, **SAMPLING[index % len(SAMPLING)]}
     body = {"text": f"{index} {text}", "sampling_params": sampling}
@@ -53,6 +55,6 @@ def ask(server: ServerProcess, index: int) -> tuple[list[int], list[float]]:
 
 
 def answers(server: ServerProcess) -> list[tuple[list[int], list[float]]]:
-    """Ask everything at once."""
+    """Send all requests at the same time, and return their answers."""
     with ThreadPoolExecutor(NUM_QUESTIONS) as pool:
         return list(pool.map(lambda index: ask(server, index), range(NUM_QUESTIONS)))

@@ -1,4 +1,4 @@
-"""Steps that sample in every way, with batches, biases and log-probabilities of several sizes."""
+"""Steps that sample in every way, with several batch sizes, biases and log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PENALTIES: dict[str, Any] = {
     "presence_penalty": 0.25,
     "repetition_penalty": 1.5,
 }
-# The requests of a step's rows: of all rows, or of the last row only.
+# Sampling parameters of the rows of a step: of all rows, or of the last row only.
 _WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
@@ -44,11 +44,11 @@ _LEN = 64
 
 @torch.inference_mode()
 def sample_in_steps(batch: int, vocab_size: int, device: torch.device) -> None:
-    """Sample `batch` rows once for each wish, and look up a prompt's log-probabilities.
+    """Sample `batch` rows with each of `_WISHES`, and look up a prompt's log-probabilities.
 
     Args:
-        batch: rows of a step.
-        vocab_size: logits per row, all of which are 0.
+        batch: number of rows of a step.
+        vocab_size: number of logits per row; all of them are 0.
         device: the device that samples.
     """
     logits = torch.zeros(batch, vocab_size, device=device)

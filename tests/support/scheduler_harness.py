@@ -1,4 +1,4 @@
-"""A scheduler with a runner that notices any wrong page; collects the messages that it sends."""
+"""A scheduler with a `HashRunner`, which notices wrong pages; collects the scheduler's messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A model that answers from a script, with the real scheduler, cache and detokenizer.
 
-All parts are in one process and need no torch. The cache holds exactly what a server would have
-cached, because the position in the script is found from tokens that are read back through the
-pages.
+All parts are in one process and need no torch. The prefix cache has what a server's would have: the
+position in the script is found from the tokens that are read back through the pages.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PAGE = 16
 
 
 class _ScriptRunner(HashRunner):
-    """Samples the next token of the script whose prompt begins the sequence."""
+    """Samples the next token of the script whose prompt and output so far are the sequence."""
 
     def __init__(self, num_pages: int, max_rows: int, max_len: int) -> None:
         super().__init__(num_pages, PAGE, max_rows, max_len)
@@ -59,11 +58,11 @@ class _ScriptRunner(HashRunner):
 
 
 class ScriptedEngine:
-    """Answers each prompt with `reply(prompt)`; a token is a byte, as in `FakeEngine`.
+    """Answers each prompt with `reply(prompt)`. A token is a byte, as in `FakeEngine`.
 
     Attributes:
-        prompts: texts of the requests, in the order of their arrival.
-        num_cached: prompt tokens of each that were in the prefix cache.
+        prompts: texts of the requests' prompts, in the order of arrival.
+        num_cached: for each request, number of prompt tokens that were in the prefix cache.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class ScriptedEngine:
         context_len: int = 65_536,
         num_pages: int = 8_192,
     ) -> None:
-        """Start the engine; `folder` is for the scheduler's gauges."""
+        """Start the engine; the scheduler's gauges are in `folder`."""
         self.reply = reply
         self.tokenizer = tokenizer or byte_tokenizer()
         self.prompts: list[str] = []
@@ -110,7 +109,7 @@ class ScriptedEngine:
             self.prompts.append(prompt)
             said = self.tokenizer.encode(self.reply(prompt), add_special_tokens=False)
             self._runner.scripts[message.input_ids] = [*said, EOS_ID]
-        # The message is handled later, as from a socket, not while the sender is still sending.
+        # The message is handled later, as if it came from a socket.
         asyncio.get_running_loop().call_soon(self._take, message)
 
     def _take(self, message: SchedulerInbound) -> None:

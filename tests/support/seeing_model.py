@@ -1,6 +1,6 @@
-"""A small Qwen2.5-VL of random weights with a real tokenizer and chat template.
+"""A small random Qwen2.5-VL with a real tokenizer and chat template.
 
-The tokenizer is the bundled demo model's; sizes and template are those of the vision recipe.
+The tokenizer is that of the bundled demo model. Sizes and template are those of the vision recipe.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ QUESTION = "What is in the image?"
 
 @cache
 def seeing_model() -> Path:
-    """Return the folder, made on first use; do not write into it.
+    """Return the model's folder, created on first use; do not write into it.
 
-    A picture of 112 x 112 takes 16 tokens, one of 224 x 224 takes 64.
+    A picture of 112 x 112 pixels takes 16 tokens, one of 224 x 224 takes 64.
     """
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     assert_version_is_safe()
     folder = tiny_root() / "seeing"
     tokenizer = vision_tokenizer()
-    # With an untied head the model does not just repeat the last token.
+    # With an output head of its own, the model does not just repeat the last token.
     options = {**config_json(TINY, tokenizer), "tie_word_embeddings": False}
     model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**options))
     randomise(model, seed=7, norm=1.0)
@@ -56,7 +56,7 @@ def seeing_model() -> Path:
 
 
 def prompt_with(num_images: int, question: str = QUESTION) -> str:
-    """Return a prompt as the chat template writes it."""
+    """Return a prompt with images, as the chat template writes it."""
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         f"<|im_start|>user\n{PLACEHOLDER * num_images}{question}<|im_end|>\n"

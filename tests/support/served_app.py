@@ -1,4 +1,4 @@
-"""An application behind the product's own HTTP protocol, in this process, over a real socket."""
+"""Serves an application with this product's HTTP protocol, in this process, on a real socket."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.waiting import until_in_loop
 
 @asynccontextmanager
 async def served(app: ASGIApp, **limits_s: float) -> AsyncGenerator[tuple[int, set[Any]], None]:
-    """Serve `app`; yield the port and the open connections.
+    """Serve `app`; yield the port and the set of open connections.
 
     Args:
-        app: the application that uvicorn calls.
-        **limits_s: times of `GuardedProtocol`, shorter here than the server's.
+        app: the ASGI application.
+        **limits_s: time limits of `GuardedProtocol`, shorter than a real server's.
     """
     protocol: Callable[..., Any] = partial(GuardedProtocol, limit=ConnectionLimit(100), **limits_s)
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)

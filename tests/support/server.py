@@ -1,7 +1,7 @@
 """Runs a real server in a subprocess: starts it on a free port, collects its log, stops it.
 
-`running_server("qwen3")` is shared by tests that run one after the other in one process and request
-the same arguments.
+`running_server("qwen3")` returns a server that tests share if they run one after the other in one
+process and request the same arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
-# The ports are outside the system's range for outgoing connections, so that no port is taken before
-# a server listens. Each worker of a run has its own ports.
+# The ports are outside the system's range for outgoing connections, so that a port stays free until
+# a server listens on it. Each worker of a test run has ports of its own.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = list(range(10_000 + _WORKER, 30_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
-# Tests draw the same numbers in every process; ports must differ.
+# Tests draw the same random numbers in every process, but their ports must differ.
 random.SystemRandom().shuffle(_PORTS)
 
 
@@ -48,12 +48,12 @@ def free_port() -> int:
 
 
 def python_path() -> str:
-    """Return a module path with this checkout first."""
+    """Return the PYTHONPATH with this checkout first."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 class ServerProcess:
-    """One `python -m server.launch`; a context manager that stops it."""
+    """A running `python -m server.launch`; a context manager that stops it."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class ServerProcess:
         prefix: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
-        """Start with `args`; by default on a free port, and with the toy as the model.
+        """Start the server, by default on a free port and with the toy model.
 
-        The default grammar library is the smaller one, with which a start takes a tenth less.
+        The default grammar library is llguidance, with which a start takes a tenth less time.
         `prefix` is a command that runs the server's command.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--model-path" not in args:
-            # The toy's answers are known, and it is never downloaded.
+            # The answers of the toy model are known, and it is never downloaded.
             args = (*args, "--model-path", TOY_NAME)
         if "--port" not in args:
             args = (*args, "--port", str(self.port))
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:
             args = (*args, "--grammar-backend", "llguidance")
         if "--weights-root" not in args:
-            # All files that a test creates are there.
+            # Tests create their files in this folder.
             args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
@@ -110,11 +110,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Everything that the server has printed so far."""
+        """All that the server has printed so far."""
         return "\n".join(self.lines)
 
     def wait_for_line(self, text: str, timeout_s: float = 60.0) -> None:
-        """Wait until a line holds `text`."""
+        """Wait until a line of the log contains `text`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
@@ -123,7 +123,7 @@ class ServerProcess:
         assert any(text in line for line in self.lines), f"no {text!r} in:\n{self.log}"
 
     def wait_ready(self, timeout_s: float = 90.0) -> ServerProcess:
-        """Wait for the ready line."""
+        """Wait until the server is ready, and return it."""
         self.wait_for_line(READY_LINE, timeout_s)
         return self
 
@@ -135,11 +135,11 @@ class ServerProcess:
         return code
 
     def signal(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal."""
+        """Send a signal to the server."""
         self.process.send_signal(number)
 
     def child_pids(self) -> list[int]:
-        """Process ids of its living children."""
+        """Return the ids of the server's living child processes."""
         return children(self.process.pid)
 
     def stop(self) -> int:
@@ -161,16 +161,16 @@ class ServerProcess:
 
 
 _COMMON = ("qwen3", "--enable-metrics")
-# The model of a server that is started without one.
+# Name of the demo model, for `running_server`.
 DEMO = "demo"
 _running: dict[tuple[str, ...], ServerProcess] = {}
 
 
 def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
-    """Return a ready server of a tiny model, one per set of arguments, until `stop_servers`.
+    """Return a ready server of a tiny model, which is shared until `stop_servers`.
 
     Args:
-        model: a tiny model's name, or `DEMO`.
+        model: name of a tiny model, or `DEMO`.
         *args: options of the server.
     """
     key = (model, *args)
@@ -183,7 +183,7 @@ def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
 
 
 def common_server() -> ServerProcess:
-    """Return a ready server that tests of many files share; see `running_server`."""
+    """Return a ready server that the tests of many files share; see `running_server`."""
     return running_server(*_COMMON)
 
 
@@ -193,7 +193,7 @@ def demo_server() -> ServerProcess:
 
 
 def stop_servers(*, also_common: bool) -> None:
-    """Stop what `running_server` has started: unused servers take a hundredth of a core each.
+    """Stop the servers of `running_server`: an idle server takes a hundredth of a core.
 
     Args:
         also_common: whether to stop `common_server`, too.

@@ -1,4 +1,4 @@
-"""A file on a disk that stalls: the kernel holds every read of it."""
+"""A file on a disk that stalls: the kernel holds every process that reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.waiting import until
 
-# Of linux/fanotify.h and linux/fcntl.h.
+# Constants from linux/fanotify.h and linux/fcntl.h.
 _FAN_CLASS_CONTENT, _FAN_CLOEXEC, _FAN_NONBLOCK = 0x4, 0x1, 0x2
 _FAN_MARK_ADD, _FAN_ACCESS_PERM, _FAN_ALLOW = 0x1, 0x20000, 0x1
 _AT_FDCWD = -100
@@ -25,15 +25,17 @@ _RESPONSE = struct.Struct("=iI")
 
 @contextmanager
 def stalled(path: Path) -> Iterator[Callable[[], int]]:
-    """Hold whoever reads a file, in the kernel's `read`, until the block ends.
+    """Hold every process that reads a file in the kernel's `read`, until the block ends.
 
-    The kernel asks a listener of fanotify(7) for permission, and this one does not answer before.
-    If this process ends, the kernel permits all. This process must not read the file meanwhile.
+    For each read, the kernel asks a fanotify(7) listener for permission. This listener does not
+    answer until the end of the block. If this process ends, the kernel permits all reads. This
+    process must not read the file within the block.
+
+    The test is skipped without the right to listen (CAP_SYS_ADMIN), or if the kernel lacks
+    fanotify.
 
     Yields:
-        Waits until a process is held, and returns its id.
-
-    Skips the test without the right to listen (CAP_SYS_ADMIN), or if the kernel cannot ask.
+        A function that waits until a process is held, and returns its id.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _FAN_CLASS_CONTENT | _FAN_CLOEXEC | _FAN_NONBLOCK

@@ -1,4 +1,4 @@
-"""Tiny models with rows as wide as blocks, and what `transformers` makes of given weights."""
+"""Tiny models with rows as long as quantization blocks, and their results in `transformers`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.tiny_models import (
     tiny_model,
 )
 
-# Blocks of 256 need rows as long.
+# Quantization blocks of 256 numbers need rows of at least this length.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 
 def variant(name: str, options: dict[str, object]) -> Path:
-    """The folder of a tiny model or family with other options than its table's."""
+    """Return the folder of a tiny model or family, with options that replace those of its table."""
     if name in TINY_FAMILIES and not options:
         return tiny_family(name)
     model = {**TINY_FAMILIES, **TINY_MODELS}[name]
@@ -42,7 +42,7 @@ def variant(name: str, options: dict[str, object]) -> Path:
 
 
 def reference(folder: Path, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
-    """What `transformers` makes of the folder's model with other weights."""
+    """Return the logits of `transformers` for the folder's model with other weights."""
     from transformers import AutoModelForCausalLM
 
     with TemporaryDirectory() as other:
@@ -59,6 +59,6 @@ def prompt(length: int = 40) -> list[int]:
 
 
 def divergence(expected: Tensor, found: Tensor) -> float:
-    """Mean Kullback-Leibler divergence of the positions' distributions."""
+    """Return the mean Kullback-Leibler divergence of the distributions at all positions."""
     first, second = (each.log_softmax(dim=-1) for each in (expected, found))
     return float((first.exp() * (first - second)).sum(dim=-1).mean())

@@ -1,4 +1,4 @@
-"""The page at `/`: a server that answers it from a script, and what a person does with it."""
+"""Tests of the page at `/`: a server with scripted answers, and actions of a user of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY = "document.body?.dataset.ready"
 IDLE = "document.querySelector('#stop').hidden"
 LAST = "[...document.querySelectorAll('.message')].at(-1)"
 
-# The script's answers by the latest message; any other is repeated.
+# The answers of the script by the latest message. Any other message is repeated.
 ANSWERS = {
     "attack": "<script>window.hacked = 1</script>\n\n<img src=x onerror='window.hacked = 2'>\n\n"
     "![pixel](https://outside.example/p.png) [run](javascript:window.hacked=3) "
@@ -34,10 +34,10 @@ ANSWERS = {
 
 
 class Script:
-    """What the model says.
+    """The script of the model's answers.
 
     Attributes:
-        prompts: all that it was asked.
+        prompts: all prompts so far.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Script:
         return ANSWERS.get(turn, f"You said: {turn} ({len(self.prompts)})")
 
 
-# The last message of the prompt is found by its line, so none of the template's lines are empty.
+# The script finds the latest message by its line, so the template must not write empty lines.
 CHATML_WITH_TOOLS = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '')"
     " }}{% for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function.name +"
@@ -60,7 +60,7 @@ CHATML_WITH_TOOLS = (
 
 @contextmanager
 def scripted_server(folder: Path, step_s: float, **http: Any) -> Iterator[tuple[str, Script]]:
-    """Serve the whole application in a thread, over a fake engine; its address and its script."""
+    """Serve the complete application over a fake engine, in a thread; yield URL and script."""
     script = Script()
     started = threading.Event()
     loop = asyncio.new_event_loop()
@@ -94,18 +94,18 @@ def ask(page: Page, text: str) -> None:
 
 
 def settle(page: Page) -> str:
-    """Wait for the end of the answer; what it shows."""
+    """Wait for the end of the answer, and return its text."""
     page.wait(f"{IDLE} && {LAST}.classList.contains('assistant')")
     return page.evaluate(f"{LAST}.querySelector('.text').innerText").strip()
 
 
 def turns(page: Page) -> str:
-    """Which version of the last answer is shown, of how many."""
+    """Return which version of the last answer is shown, and of how many."""
     return page.text(".message.assistant .turns").split("\n")[1]
 
 
 def fill(page: Page, name: str, value: str) -> None:
-    """Write into a control of the settings."""
+    """Type a value into a field of the settings."""
     page.evaluate(
         f"(field => {{ field.closest('details:not(.side)')?.setAttribute('open', '');"
         f" field.focus(); field.select(); }})(document.querySelector('[name={name}]'))"

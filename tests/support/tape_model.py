@@ -1,7 +1,7 @@
-"""A model that plays a given text: the next token depends only on the last one.
+"""A model that plays a given text: each token depends only on the previous one.
 
-Its tokens cut the text at arbitrary bytes, so that characters, joined emoji and stop strings are
-split between tokens. So the whole server can be tested with exact answers.
+The text is cut into tokens at arbitrary bytes, so that tokens split characters, joined emoji and
+stop strings. So a whole server can be tested with exact answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HIDDEN_SIZE = 256
 
 @dataclass(frozen=True)
 class Tape:
-    """The folder of such a model, and the bytes of its tokens.
+    """The folder of a model that plays a text, and the bytes of its tokens.
 
     Attributes:
         pieces: bytes of the tokens `first_id`, `first_id + 1`, ...
@@ -41,12 +41,12 @@ class Tape:
         return codecs.getincrementaldecoder("utf-8")().decode(data)
 
     def is_border(self, index: int) -> bool:
-        """Whether a character begins with piece `index`."""
+        """Whether piece `index` begins with the first byte of a character."""
         return self.pieces[index][0] & 0xC0 != 0x80
 
 
 def write_tape(folder: Path, text: str, seed: int = 0) -> Tape:
-    """Write a model that plays `text`, cut at random bytes."""
+    """Write a model that plays `text`, cut into tokens at random bytes."""
     pieces = _cut(text.encode(), random.Random(seed))
     alphabet = byte_alphabet()
     names = [alphabet[byte] for byte in range(NUM_BYTES)]
@@ -69,7 +69,7 @@ def write_tape(folder: Path, text: str, seed: int = 0) -> Tape:
 
 
 def _cut(data: bytes, rng: random.Random) -> list[bytes]:
-    """Cut into different pieces of two bytes or more: a vocabulary has each string once."""
+    """Cut data into different pieces of at least two bytes: a vocabulary has each string once."""
     pieces: list[bytes] = []
     begin = 0
     while begin < len(data):
@@ -92,7 +92,7 @@ def _write_weights(folder: Path, vocab_size: int) -> None:
         elif name == "model.embed_tokens.weight":
             tensors[name] = embedding
         elif name == "lm_head.weight":
-            # Each token is the most probable one after its predecessor.
+            # With these weights, each token is the most probable one after its predecessor.
             tensors[name] = embedding.roll(1, dims=0).contiguous()
         else:
             tensors[name] = torch.zeros(shape)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the texts and token ids that break detokenizers."""
+"""Hypothesis strategies for texts and token ids that are difficult for detokenizers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Scripts that tokens cut apart, joined and combining characters, both writing directions.
+# Scripts whose characters have several tokens, joined and combining characters, and both writing
+# directions.
 SNIPPETS = [
     "hello ",
     " world",
@@ -47,7 +48,7 @@ texts = st.lists(
 
 
 def id_lists(vocab_size: int, special_ids: list[int]) -> st.SearchStrategy[list[int]]:
-    """Draw any ids: unknown ones, special ones, meaningless byte tokens."""
+    """Draw lists of any token ids: unknown ids, special tokens, incomplete byte tokens."""
     return st.lists(
         st.one_of(
             st.integers(0, vocab_size - 1),
@@ -59,7 +60,7 @@ def id_lists(vocab_size: int, special_ids: list[int]) -> st.SearchStrategy[list[
 
 
 def splits(data: Any, items: list[int]) -> list[list[int]]:
-    """Cut `items` into steps, some of them empty."""
+    """Draw a division of `items` into steps, some of them empty."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(items)), max_size=len(items) + 1)))
     bounds = [0, *cuts, len(items)]
     return [items[begin:end] for begin, end in itertools.pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""Compares greedy tokens of two ways of computing in 16 bits: equal, except where tokens tie."""
+"""Compares the greedy tokens of two engines in 16 bits: equal, except where two tokens tie."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tests.support.engine import InProcessEngine
 
-# The difference of log-probabilities between two ways of computing, in a model of `SIZES`.
+# Most difference of log-probabilities between two engines, for a model of `SIZES`.
 ROUNDING = {"bfloat16": 0.15, "float16": 0.04}
-# The lead of a token at which two ways may diverge.
+# If a token leads by less than this, the two engines may choose different tokens.
 TIE = {"bfloat16": 0.1, "float16": 0.04}
 
 
@@ -21,18 +21,18 @@ def assert_same_but_for_ties(
     rounding: float | None = None,
     tie: float | None = None,
 ) -> int:
-    """Compare tokens, and log-probabilities up to where two requests diverge.
+    """Compare tokens and log-probabilities of two engines, for each request until tokens differ.
 
     Args:
-        reference: has run the requests with `LogprobSpec(-1, 2)`, greedily.
-        other: has run the same requests in the same way.
-        requests: their numbers.
-        dtype: the type in which both compute.
-        rounding: how much log-probabilities may differ, instead of `ROUNDING`.
-        tie: the lead of a token at which two ways may diverge, instead of `TIE`.
+        reference: an engine that has run the requests greedily with `LogprobSpec(-1, 2)`.
+        other: another engine that has run the same requests.
+        requests: ids of the requests.
+        dtype: data type of both engines.
+        rounding: most difference of log-probabilities; `None` for that in `ROUNDING`.
+        tie: largest lead at which tokens may differ; `None` for that in `TIE`.
 
     Returns:
-        How many requests have the same tokens to the end.
+        Number of requests whose tokens are all equal.
     """
     rounding = ROUNDING[dtype] if rounding is None else rounding
     tie = TIE[dtype] if tie is None else tie

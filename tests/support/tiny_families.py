@@ -1,7 +1,7 @@
-"""Tiny random folders of the families that `tests/numerics/test_families.py` compares.
+"""Tiny random models of the families that `tests/numerics/test_families.py` compares.
 
-A family whose layers differ only in numbers stands in `tiny_models`, whose variants go through more
-tests.
+A family whose layers differ from others only in numbers is in `tiny_models`, whose variants go
+through more tests. The comments say what is special about each family.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
-# Rotations of neighbours, stretched, which also scales scores.
+# RoPE rotates adjacent dimensions and is stretched (YaRN), which also scales the attention scores.
 _DEEP_YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -61,7 +61,8 @@ _PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
-# Two kinds of layers, whose heads differ in number and size; a quarter of a global head rotates.
+# Two kinds of layers, whose heads differ in number and size. In global layers, RoPE rotates a
+# quarter of each head.
 _GEMMA4 = {
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
@@ -74,7 +75,8 @@ _GEMMA4 = {
 }
 
 TINY_FAMILIES: dict[str, TinyModel] = {
-    # Latents in the pool, heads of three sizes, queries without a latent; a softmax, in groups.
+    # The KV cache has latents. Heads of queries, keys and values differ in size; queries have no
+    # latent. Experts are chosen in groups by a softmax.
     "deepseek_v2": TinyModel(
         "DeepseekV2ForCausalLM",
         {
@@ -87,12 +89,12 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "routed_scaling_factor": 1.7,
         },
     ),
-    # Queries with a latent; sigmoids, corrections, groups.
+    # Queries have a latent. Experts are chosen in groups by sigmoids with a correction.
     "deepseek_v3": TinyModel(
         "DeepseekV3ForCausalLM",
         {**_LATENTS, "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "num_mtp_layers": 0},
     ),
-    # Latents with equal sizes of keys and values, one dense layer.
+    # Keys and values of the expanded latents have equal sizes; one layer has no experts.
     "glm4_moe_lite": TinyModel(
         "Glm4MoeLiteForCausalLM",
         {
@@ -103,7 +105,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
-    # The last three layers read the keys of earlier ones; embeddings of tokens for each layer.
+    # The last three layers read keys of earlier layers. Each layer has token embeddings of its own.
     "gemma4_inputs": TinyModel(
         "Gemma4ForCausalLM",
         {
@@ -114,7 +116,8 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "vocab_size_per_layer_input": 512,
         },
     ),
-    # Keys of global layers are their values; experts beside the dense block. Towers are not loaded.
+    # In global layers the keys are also the values. Experts are beside the dense MLP. The towers of
+    # images and audio are not loaded.
     "gemma4_moe": TinyModel(
         "Gemma4ForConditionalGeneration",
         {
@@ -143,7 +146,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "tie_word_embeddings": False,
         },
     ),
-    # Half of each head rotates after its norm; biases of q, k and v.
+    # RoPE rotates half of each head, after the head's norm; q, k and v have biases.
     "glm4_moe_normed": TinyModel(
         "Glm4MoeForCausalLM",
         {
@@ -156,7 +159,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "first_k_dense_replace": 2,
         },
     ),
-    # Both products of all experts side by side.
+    # Gate and up of all experts are one matrix.
     "granite_moe": TinyModel(
         "GraniteMoeForCausalLM",
         {
@@ -168,7 +171,7 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "logits_scaling": 2.0,
         },
     ),
-    # Norms over all heads together; only layers without a window have a stretched rotation.
+    # One norm over all heads of q or k together; RoPE is stretched only in layers without a window.
     "olmo3_yarn": TinyModel(
         "Olmo3ForCausalLM",
         {
@@ -186,9 +189,10 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             },
         },
     ),
-    # One head of keys, which both ranks of a pair hold.
+    # There is one key head, which both ranks of a pair keep.
     "olmo2_shared_keys": TinyModel("Olmo2ForCausalLM", {"num_key_value_heads": 1}),
-    # Angles of one size each, within the original context; half of each head rotates.
+    # Each RoPE frequency has a factor of its own; those for the original context apply here. RoPE
+    # rotates half of each head.
     "phi3_short": TinyModel(
         "Phi3ForCausalLM",
         {
@@ -203,9 +207,10 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             },
         },
     ),
-    # Queries that grow from the sixteenth position on, beside a stretched rotation.
+    # Queries are scaled up from the sixteenth position on; RoPE is stretched.
     "ministral3": TinyModel("Ministral3ForCausalLM", _MINISTRAL3),
-    # The same text model beside a tower, and Mistral's, with a head of its own.
+    # The text model of Ministral 3 beside an image tower, then that of Mistral, whose output head
+    # is not tied.
     "mistral3": TinyModel(
         "Mistral3ForConditionalGeneration",
         {
@@ -231,17 +236,17 @@ TINY_FAMILIES: dict[str, TinyModel] = {
             "tie_word_embeddings": False,
         },
     ),
-    # Sinks, windows, biases of experts, a clamped gate, all experts in one tensor.
+    # Attention sinks, windows, biases of experts, a clamped gate, and one tensor for all experts.
     "gpt_oss": TinyModel(
         "GptOssForCausalLM",
         {**_WINDOWS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
     ),
 }
 
-# Without its window: pages outside of one are freed, and the engine retracts nothing.
+# This variant has no window, because an engine that frees pages behind a window retracts nothing.
 TINY_FAMILIES["starcoder2_tied"] = TinyModel("Starcoder2ForCausalLM", {"tie_word_embeddings": True})
 
-# Also served by their own code in `transformers`, in `test_adapted_models`.
+# These are also tested with their own code in `transformers`, in `test_adapted_models`.
 TINY_FAMILIES |= {
     name: ADAPTED_MODELS[name]
     for name in (

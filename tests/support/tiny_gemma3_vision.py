@@ -1,4 +1,4 @@
-"""A tiny random Gemma 3 with its tower, and the same model in `transformers`."""
+"""A tiny random Gemma 3 that takes images, and the same model in `transformers`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.tiny_models import (
 )
 from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture, prompt_of
 
-# Vectors of a picture of 32 x 32 pixels, whose patches are pooled in pairs.
+# Number of vectors of a picture of 32 x 32 pixels: 2 x 2 patches are pooled into a vector.
 NUM_TOKENS = 16
-# Windows shorter than a picture; heads of 12 in the tower.
+# Attention windows are shorter than a picture; the tower's heads have size 12.
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -68,10 +68,10 @@ PREPROCESSOR = {
 
 
 def tiny_gemma3_vision(*, tied: bool = False) -> Path:
-    """Return the folder, made on first use; do not write into it.
+    """Return the model's folder, created on first use; do not write into it.
 
-    If its head is tied to the embeddings (`tied`), such a model repeats its last token for any
-    image.
+    With `tied`, the output head is the embedding matrix. Such a random model repeats its last token
+    for any image.
     """
     return _made(tied)
 
@@ -95,12 +95,12 @@ def _made(tied: bool) -> Path:
 
 
 def square(seed: int) -> PreparedImage:
-    """Make noise of the size that the tower takes."""
+    """Return a picture of noise in the tower's size."""
     return picture(4, 4, seed)
 
 
 ONE, TWO, THREE = square(1), square(2), square(3)
-# One image, two, one at the end, none, two of the same.
+# Prompts with one image, with two, with one at the end, without any, with the same image twice.
 PROMPTS = [
     prompt_of(5, ONE, 7, seed=1),
     prompt_of(2, TWO, 1, THREE, 4, seed=2),
@@ -122,7 +122,7 @@ class Gemma3Reference(Reference):
         return inputs
 
     def pixels(self, images: list[PreparedImage]) -> dict[str, Tensor]:
-        """Prepare pixels as its own processor does, which does not scale pictures of this size."""
+        """Return pixels as the model's processor prepares them, without scaling at this size."""
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         processor = Gemma3ImageProcessorPil(**PREPROCESSOR)
@@ -133,6 +133,6 @@ class Gemma3Reference(Reference):
 
     @torch.inference_mode()
     def features(self, images: list[PreparedImage]) -> list[Tensor]:
-        """Return `[1, num_tokens, hidden_size]` for each image."""
+        """Return the vectors of each image, `[1, num_tokens, hidden_size]`."""
         found = self.model.model.get_image_features(**self.pixels(images)).pooler_output
         return list(found.unsqueeze(1))

@@ -1,8 +1,8 @@
-"""Writes tiny random Hugging Face folders, one per variant, by `transformers` itself.
+"""Writes folders of tiny random Hugging Face models, one per variant, with `transformers`.
 
 `tiny_model("qwen3")` returns a folder with weights, `config.json`, `generation_config.json`, a
-byte-level BPE tokenizer and a ChatML template. Each folder is made once per process, in a temporary
-folder that is removed when the process ends.
+byte-level BPE tokenizer and a ChatML template. Each folder is created once per process. It is in a
+temporary folder, which is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A variant.
+    """A variant of a model.
 
     Attributes:
-        architecture: its class in `transformers`.
+        architecture: name of its class in `transformers`.
         options: keys of its configuration, which replace the common small sizes.
-        dtype: the dtype of the stored weights.
-        max_shard_size: size of the files, such as `40KB`; `None` for a single file.
-        generation: keys of `generation_config.json` besides the end of sequence.
+        dtype: data type of the stored weights.
+        max_shard_size: size of the weight files, such as `40KB`; `None` for a single file.
+        generation: keys of `generation_config.json` besides the end-of-sequence id.
     """
 
     architecture: str
@@ -85,7 +85,8 @@ _YARN_ROPE = {
 }
 _UPPER_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
-# Its windows are shorter than most prompts, and its score scale belongs to another head size.
+# The windows are shorter than most prompts. The scale of attention scores is that of another head
+# size.
 _GEMMA3 = {
     "head_dim": 32,
     "query_pre_attn_scalar": 24,
@@ -135,7 +136,7 @@ TINY_MODELS: dict[str, TinyModel] = {
             "rope_parameters": _GEMMA3_ROPES,
         },
     ),
-    # The sixth of seven layers sees all keys.
+    # The sixth of seven layers has no window.
     "gemma3_pattern": TinyModel(
         "Gemma3ForCausalLM", {**_GEMMA3, "num_hidden_layers": 7}, max_shard_size="200KB"
     ),
@@ -149,7 +150,7 @@ TINY_MODELS: dict[str, TinyModel] = {
             "attention_bias": True,
         },
     ),
-    # The first of three layers is dense.
+    # The first of three layers has no experts.
     "qwen2_moe": TinyModel(
         "Qwen2MoeForCausalLM",
         {
@@ -192,7 +193,7 @@ _SHARED_EXPERTS = {
     "shared_expert_intermediate_size": 64,
 }
 
-# Models whose layers keep recurrent states.
+# Variants whose layers keep recurrent states.
 TINY_HYBRIDS: dict[str, TinyModel] = {
     "lfm2": TinyModel(
         "Lfm2ForCausalLM",
@@ -204,7 +205,7 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
             "tie_word_embeddings": True,
         },
     ),
-    # Heads of keys and values differ in number and size; a quarter of a head rotates.
+    # Heads of keys and values differ in number and size. RoPE rotates a quarter of each head.
     "qwen3_next": TinyModel(
         "Qwen3NextForCausalLM",
         {**_LINEAR_HEADS, **_SHARED_EXPERTS, "mlp_only_layers": [0]},
@@ -216,12 +217,12 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
 
 @cache
 def tiny_model(name: str) -> Path:
-    """Return the folder of the variant `name`, made on first use; do not write into it."""
+    """Return the folder of the variant `name`, created on first use; do not write into it."""
     return write_tiny(name, {**TINY_MODELS, **TINY_HYBRIDS}[name])
 
 
 def write_tiny(name: str, variant: TinyModel) -> Path:
-    """Make the folder of a variant."""
+    """Create the folder of a variant."""
     import torch
     import transformers
 
@@ -231,9 +232,9 @@ def write_tiny(name: str, variant: TinyModel) -> Path:
     text = variant.options.get("text_config")
     options = {**_SMALL, **variant.options}
     if text is not None:
-        # A model that takes images: the sizes are those of its text model.
+        # For a model that takes images, the small sizes are those of its text model.
         options = {**variant.options, "text_config": {**_SMALL, **text}}
-    # Deep copies, because transformers writes into the dictionaries it is given.
+    # The options are copied, because transformers changes dictionaries that it receives.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
     zero_centered = variant.architecture.startswith(("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5"))
     randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
@@ -252,7 +253,7 @@ TINY_BERTS: dict[str, dict[str, Any]] = {
 
 
 def tiny_bert(name: str, pooling: str = "mean", *, normalize: bool = True) -> Path:
-    """Return the folder of a small encoder as sentence-transformers writes it."""
+    """Return the folder of a small BERT, in the form of sentence-transformers."""
     return _tiny_bert(name, pooling, normalize)
 
 
@@ -278,7 +279,7 @@ def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
 
 
 def write_pooling(folder: Path, pooling: str, *, normalize: bool = True) -> None:
-    """Write sentence-transformers' files for a folder that gives vectors of 32 numbers."""
+    """Write sentence-transformers' files to a folder of a model with vectors of size 32."""
     kinds = ["Transformer", "Pooling", "Normalize"] if normalize else ["Transformer", "Pooling"]
     modules = [
         {
@@ -299,18 +300,18 @@ def write_pooling(folder: Path, pooling: str, *, normalize: bool = True) -> None
 
 
 def copy_of(name: str, target: Path) -> Path:
-    """Copy the variant `name` to `target`, for tests that break or change it."""
+    """Copy the variant `name` to `target`, for tests that change or break it."""
     shutil.copytree(tiny_model(name), target)
     return target
 
 
 def other_weights(name: str, target: Path, seed: int = 1) -> Path:
-    """Copy the variant `name` to `target` with other random weights of the same shapes."""
+    """Copy the variant `name` to `target`, with other random weights of the same shapes."""
     return changed_weights(tiny_model(name), target, seed)
 
 
 def changed_weights(folder: Path, target: Path, seed: int = 1) -> Path:
-    """Copy a folder to `target` with other random weights of the same shapes."""
+    """Copy a folder to `target`, with other random weights of the same shapes."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -326,7 +327,7 @@ def changed_weights(folder: Path, target: Path, seed: int = 1) -> Path:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Set keys of a JSON object on disk; `...` removes one."""
+    """Set keys of a JSON object in a file; the value `...` removes a key."""
     values = json.loads(path.read_text())
     for key, value in changes.items():
         if value is ...:
@@ -337,7 +338,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`: at most `VOCAB_SIZE` ids."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, with at most `VOCAB_SIZE` ids."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_tokenizer_json())
     config = {
@@ -353,10 +354,10 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def assert_version_is_safe() -> None:
-    """Check that `transformers` does not mistake our `kernels` package for the one on PyPI.
+    """Check that `transformers` does not take our `kernels` package for the one on PyPI.
 
-    `transformers` checks the version of the distribution that owns `kernels`. Only versions 0.10 to
-    0.19 look like the package on PyPI.
+    `transformers` looks at the version of the distribution that has the package `kernels`. It takes
+    versions 0.10 to 0.19 for the package on PyPI.
     """
     try:
         major, minor = (int(part) for part in version("headrace").split(".")[:2])
@@ -391,11 +392,11 @@ def _tokenizer_json() -> str:
 
 
 def randomise(model: Any, seed: int, norm: float) -> None:
-    """Give every parameter random values that matter; norms get values around `norm`.
+    """Give all parameters random values that affect the output; norms get values near `norm`.
 
-    `transformers` starts with norms that have no effect, biases of zero, and logits so small that
-    the largest two are nearly equal. Here each matrix keeps the size of its input, and the head
-    spreads the logits, so that greedy tokens do not depend on rounding.
+    `transformers` starts with norms that have no effect, with biases of zero, and with logits so
+    small that the largest two are nearly equal. Here each matrix keeps the magnitude of its input,
+    and the output head spreads the logits. So greedy tokens do not depend on rounding.
     """
     import torch
 
@@ -410,7 +411,7 @@ def randomise(model: Any, seed: int, norm: float) -> None:
             gain = 4.0 if "lm_head" in name or "embed" in name else 1.0
             parameter.data.copy_(gain * noise / parameter.shape[-1] ** 0.5)
     for name, buffer in model.named_buffers():
-        # Zeros otherwise, as if experts were chosen by their scores alone.
+        # These values are zero otherwise, as if experts were chosen by their scores alone.
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.2, generator=generator)
         elif name.endswith("layer_scalar"):

@@ -1,4 +1,4 @@
-"""Tiny random models for vectors or scores of texts, and the results of `transformers`."""
+"""Tiny random embedding and scoring models, and their results in `transformers`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _GEMMA = {**_DECODER, "sliding_window": 9, "query_pre_attn_scalar": 24, "layer_t
 
 @dataclass(frozen=True)
 class TextModel:
-    """A variant.
+    """A variant of a model.
 
     Attributes:
-        architecture: its class in `transformers`.
+        architecture: name of its class in `transformers`.
         options: keys of its configuration, which replace the common small sizes.
-        saved_as: the architecture named in the file, if it differs.
-        pooling: how a vector is made; empty for a model that gives scores.
-        is_embedding: whether the server needs the option for vectors.
+        saved_as: the architecture that its configuration names, if it is another one.
+        pooling: how a text's vector is made from those of its tokens; empty for a scoring model.
+        is_embedding: whether the server needs `--is-embedding`.
     """
 
     architecture: str
@@ -100,13 +100,13 @@ SCORES = [name for name, variant in TEXT_MODELS.items() if not variant.pooling]
 
 @cache
 def text_model(name: str) -> Path:
-    """Return the folder of the variant `name`, made on first use; do not write into it."""
+    """Return the folder of the variant `name`, created on first use; do not write into it."""
     import transformers
 
     variant = TEXT_MODELS[name]
     folder = tiny_root() / f"text-{name}"
     model_class = getattr(transformers, variant.architecture)
-    # Deep copies, because transformers writes into the dictionaries it is given.
+    # The options are copied, because transformers changes dictionaries that it receives.
     options = json.loads(json.dumps({**_SMALL, **variant.options}))
     if "id2label" in options:
         options["id2label"] = {int(key): label for key, label in options["id2label"].items()}
@@ -159,7 +159,7 @@ def _their_model(folder: Path) -> Any:
 
 
 def their_hidden(folder: Path, text: list[int]) -> torch.Tensor:
-    """Return the layers' output of `transformers` for each token, `[num_tokens, hidden_size]`."""
+    """Return the last layer's output in `transformers`, `[num_tokens, hidden_size]`."""
     with torch.inference_mode():
         hidden: torch.Tensor = _their_model(folder)(torch.tensor([text])).last_hidden_state[0]
     return hidden
@@ -168,7 +168,7 @@ def their_hidden(folder: Path, text: list[int]) -> torch.Tensor:
 def their_vectors(
     folder: Path, texts: list[list[int]], pooling: str, *, normalize: bool = True
 ) -> torch.Tensor:
-    """The vectors of texts by `transformers`, `[num_texts, hidden_size]` float32."""
+    """Return the vectors of texts by `transformers`, `[num_texts, hidden_size]` float32."""
     found = []
     for text in texts:
         hidden = their_hidden(folder, text)
@@ -179,7 +179,7 @@ def their_vectors(
 
 
 def their_scores(folder: Path, texts: list[list[int]], **inputs: Any) -> torch.Tensor:
-    """The scores of texts by `transformers`, `[num_texts, num_labels]` float32."""
+    """Return the scores of texts by `transformers`, `[num_texts, num_labels]` float32."""
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Tiny tokenizers of the common kinds, trained in the test on a few lines of text."""
+"""Tiny tokenizers of the common kinds, trained in the tests on a few lines of text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _bos_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
 
 
 def gpt2() -> Tokenizer:
-    """Byte-level BPE with GPT-2's own splitting."""
+    """Return a byte-level BPE tokenizer that splits text as GPT-2 does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def gpt2() -> Tokenizer:
 
 
 def llama3() -> Tokenizer:
-    """Byte-level BPE with a split regex and a BOS, as Llama 3 and Qwen."""
+    """Return a byte-level BPE tokenizer with a split pattern and a BOS, as in Llama 3 and Qwen."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -96,7 +96,7 @@ def _byte_fallback_bpe() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     tokenizer.train_from_iterator(
-        # Only Latin text, so that other scripts fall back to bytes.
+        # Only Latin text is used, so that other scripts fall back to bytes.
         [line for line in CORPUS if line.isascii()],
         trainers.BpeTrainer(
             vocab_size=420,
@@ -105,7 +105,8 @@ def _byte_fallback_bpe() -> Tokenizer:
         ),
     )
     state = json.loads(tokenizer.to_str())
-    # A trainer's special tokens become added tokens; in Llama's files bytes are plain vocabulary.
+    # The trainer makes its special tokens added tokens. In Llama's files, the tokens of bytes are
+    # normal vocabulary.
     state["added_tokens"] = [
         token for token in state["added_tokens"] if token["content"] not in byte_tokens
     ]
@@ -113,7 +114,7 @@ def _byte_fallback_bpe() -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    """BPE with byte fallback, a prepended space and its removal at the front, as Llama 2."""
+    """Return a BPE tokenizer with byte fallback that prepends a space, as in Llama 2."""
     tokenizer = _byte_fallback_bpe()
     tokenizer.pre_tokenizer = None
     tokenizer.normalizer = normalizers.Sequence(
@@ -133,7 +134,7 @@ def llama2() -> Tokenizer:
 
 
 def mistral() -> Tokenizer:
-    """As Llama 2, but a space is prepended only before the first word."""
+    """Return a tokenizer as in Llama 2, but with a space before the first word only."""
     tokenizer = llama2()
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -141,7 +142,7 @@ def mistral() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    """BPE with byte fallback and no prepended space."""
+    """Return a BPE tokenizer with byte fallback that prepends no space, as in Gemma."""
     tokenizer = llama2()
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
@@ -151,7 +152,7 @@ def gemma() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """Unigram with metaspace, as T5 and XLM-RoBERTa."""
+    """Return a Unigram tokenizer with metaspace, as in T5 and XLM-RoBERTa."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -169,7 +170,7 @@ def unigram() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """WordPiece, as BERT."""
+    """Return a WordPiece tokenizer, as in BERT."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -201,7 +202,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, **config: Any) -> Path:
-    """Save `tokenizer` as a model folder has it, with `config` in `tokenizer_config.json`."""
+    """Save a tokenizer in a model's folder; `config` is for `tokenizer_config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     content = {"tokenizer_class": "PreTrainedTokenizerFast", **config}

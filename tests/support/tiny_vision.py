@@ -1,4 +1,4 @@
-"""Tiny random models that take images, prompts with images, and the same in `transformers`."""
+"""Tiny random models that take images, prompts with images, and the results of `transformers`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _IDS = {
     "vision_start_token_id": 502,
     "vision_end_token_id": 503,
 }
-# Windows have 2 x 2 vectors, and most pictures are not multiples of them; heads have 16 and 12.
+# The tower's windows have 2 x 2 vectors, and most pictures are not multiples of them. Heads have
+# the sizes 16 and 12.
 TINY_VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
@@ -76,7 +77,7 @@ TINY_VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "deepstack_visual_indexes": [0, 2],
         },
     ),
-    # A quarter of a head rotates; the first layer keeps a recurrent state.
+    # RoPE rotates a quarter of each head; the first layer keeps a recurrent state.
     "qwen3_5": (
         "Qwen3_5ForConditionalGeneration",
         {
@@ -110,7 +111,7 @@ PREPROCESSOR = {
 
 @cache
 def tiny_vision(name: str, dtype: str = "float32") -> Path:
-    """Return the folder of a variant, made on first use; do not write into it."""
+    """Return the folder of the variant `name`, created on first use; do not write into it."""
     import transformers
 
     assert_version_is_safe()
@@ -130,26 +131,26 @@ def tiny_vision(name: str, dtype: str = "float32") -> Path:
 
 
 def copy_of(name: str, target: Path) -> Path:
-    """Copy the variant `name` to `target`, for tests that break or change it."""
+    """Copy the variant `name` to `target`, for tests that change or break it."""
     shutil.copytree(tiny_vision(name), target)
     return target
 
 
 def pixels(image: PreparedImage) -> Tensor:
-    """Return `[3, height, width]` uint8, as a tower takes it."""
+    """Return an image's pixels as a tower reads them, `[3, height, width]` uint8."""
     return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids and the images that some of them stand for."""
+    """Token ids of a prompt, and the images that some of them stand for."""
 
     ids: list[int]
     images: list[ImageInput]
 
 
 def picture(rows: int, columns: int, seed: int, cell: int = 8) -> PreparedImage:
-    """Make a picture of noise with the given numbers of vectors."""
+    """Return a picture of noise with `rows` x `columns` vectors."""
     size = (3, rows * cell, columns * cell)
     pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
     digest = blake2b(pixels.tobytes() + repr(size).encode(), digest_size=16).digest()
@@ -157,7 +158,7 @@ def picture(rows: int, columns: int, seed: int, cell: int = 8) -> PreparedImage:
 
 
 def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
-    """Build a prompt from numbers of text tokens and pictures."""
+    """Return a prompt of random text tokens and pictures; a number stands for so many tokens."""
     rng = np.random.default_rng(seed)
     ids: list[int] = []
     images: list[ImageInput] = []
@@ -174,7 +175,7 @@ def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
 
 NUM_NEW = 24
 WIDE, DOT, TALL, SQUARE = picture(3, 5, 1), picture(1, 1, 2), picture(4, 2, 3), picture(4, 4, 4)
-# One picture; several of other sizes; one after another without text; none.
+# Prompts with one picture, with several of other sizes, with adjacent ones, and without any.
 PROMPTS = [
     prompt_of(5, WIDE, 7, seed=1),
     prompt_of(2, TALL, 1, DOT, 4, WIDE, 3, seed=2),
@@ -189,7 +190,7 @@ class Reference:
     """The same model in `transformers`, in float32.
 
     Attributes:
-        image_id: the token that stands for images.
+        image_id: the token id that stands for images.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -202,7 +203,7 @@ class Reference:
         self.image_id = vision.image_token_id
 
     def inputs(self, prompt: Prompt, ids: list[int]) -> dict[str, Tensor]:
-        """Return the inputs of `forward`: pixels prepared as by the model's processor."""
+        """Return the inputs of `forward`, with pixels prepared as by the model's processor."""
         tokens = torch.tensor([ids])
         inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == self.image_id).int()}
         if prompt.images:
@@ -210,7 +211,7 @@ class Reference:
         return inputs
 
     def pixels(self, images: list[PreparedImage]) -> dict[str, Tensor]:
-        """Return patches in the processor's order, and the grids."""
+        """Return patches in the processor's order, and the sizes of the pictures in patches."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil,
         )
@@ -233,14 +234,14 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, prompt: Prompt, ids: list[int] | None = None) -> Tensor:
-        """Return the logits of every position; `ids` may be longer than the prompt."""
+        """Return the logits of all positions; `ids` may be longer than the prompt."""
         inputs = self.inputs(prompt, ids or prompt.ids)
         logits: Tensor = self.model(**inputs, use_cache=False).logits[0]
         return logits
 
     @torch.inference_mode()
     def greedy(self, prompt: Prompt, count: int) -> list[int]:
-        """Return the tokens that the model generates."""
+        """Return the `count` tokens that the model generates after a prompt."""
         made = self.model.generate(
             **self.inputs(prompt, prompt.ids),
             attention_mask=torch.ones(1, len(prompt.ids), dtype=torch.int64),
@@ -255,7 +256,7 @@ class Reference:
 
     @torch.inference_mode()
     def features(self, images: list[PreparedImage]) -> list[Tensor]:
-        """Return `[num_outputs, num_tokens, hidden_size]` for each image."""
+        """Return the vectors of each image, `[num_outputs, num_tokens, hidden_size]`."""
         found = self.model.model.get_image_features(**self.pixels(images))
         deep = getattr(found, "deepstack_features", None) or []
         return [

@@ -1,4 +1,4 @@
-"""The toy of docs/how-to/add-a-model-family.md: a Llama with other names for its norms."""
+"""The example family of docs/how-to/add-a-model-family.md: a Llama with other names for norms."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ TRAITS = DecoderTraits(biases="keyed", has_mlp_bias=True)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the spec from the family's `config.json`; see `read_decoder`."""
     return replace(read_decoder(config, generation, TRAITS), norms=NORMS)

@@ -1,8 +1,8 @@
-"""Small models, trained here in seconds on a CPU: a cross-encoder and a reward model.
+"""A small cross-encoder and a small reward model, trained here within seconds on a CPU.
 
-`python -m tests.support.trained_heads rerank FOLDER` (or `reward`) writes one. Texts are words of a
-few topics. A document answers a query of the same topic; a reply is good if it has its question's
-topic. Both models learn that from pairs, and are tested with unseen pairs.
+`python -m tests.support.trained_heads rerank FOLDER` (or `reward`) writes one of them. Texts are
+words of a few topics. A document answers a query if both have the same topic; a reply is good if it
+has the topic of its question. The models learn this from pairs, and are tested with other pairs.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _TEMPLATE = "{% for message in messages %}{{ message['content'] }} [SEP] {% endf
 
 
 def text_of(topic: str, chance: random.Random) -> str:
-    """Draw two words of a topic and a common word."""
+    """Return two random words of a topic and one common word, in random order."""
     words = chance.sample(TOPICS[topic], 2) + chance.sample(COMMON, 1)
     chance.shuffle(words)
     return " ".join(words)
 
 
 def pair_of(chance: random.Random, *, fits: bool) -> tuple[str, str]:
-    """Draw two texts of one topic, or of two topics."""
+    """Return two random texts, of the same topic if `fits`, else of different topics."""
     first, other = chance.sample(list(TOPICS), 2)
     return text_of(first, chance), text_of(first if fits else other, chance)
 
 
 @cache
 def trained(kind: str) -> Path:
-    """Return the folder of the model of a kind, `rerank` or `reward`, trained on first use."""
+    """Return the folder of the `rerank` or `reward` model, trained on first use."""
     folder = tiny_root() / f"trained-{kind}"
     train(kind, folder)
     return folder
@@ -68,10 +68,10 @@ def trained(kind: str) -> Path:
 def train(kind: str, folder: Path) -> None:
     """Train a model and write its folder."""
     threads = torch.get_num_threads()
-    # Products this small are slower on several threads.
+    # Matrices this small are multiplied more slowly by several threads.
     torch.set_num_threads(1)
     try:
-        # Gradients are switched on: an engine in this process may have switched them off.
+        # Gradients are enabled, because an engine in this process may have disabled them.
         with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(5)
             _train(kind, folder)
@@ -87,7 +87,7 @@ def _train(kind: str, folder: Path) -> None:
         LlamaForSequenceClassification,
     )
 
-    # Two key heads, so that ranks can share it.
+    # There are two key heads, so that two ranks can share the model.
     model = (
         BertForSequenceClassification(BertConfig(**_SIZES, **_NO_DROPOUT, num_labels=1))
         if kind == "rerank"
@@ -102,8 +102,8 @@ def _train(kind: str, folder: Path) -> None:
         for fits in (True, False):
             pairs = [pair_of(chance, fits=fits) for _ in range(_BATCH)]
             scores.append(model(**_inputs(kind, pairs)).logits[:, 0])
-        # The loss compares two replies, as reward models do (Bradley and Terry), and scores each
-        # reply alone.
+        # The loss compares two replies, as is usual for reward models (Bradley and Terry). It also
+        # scores each reply alone.
         good, bad = scores
         sign = torch.nn.functional.logsigmoid
         loss = -(sign(good - bad) + sign(good) + sign(-bad)).mean()
@@ -116,7 +116,7 @@ def _train(kind: str, folder: Path) -> None:
 
 
 def _inputs(kind: str, pairs: list[tuple[str, str]]) -> dict[str, Tensor]:
-    """All pairs have the same length, so nothing is padded."""
+    """Return the model's inputs; all pairs have the same length, so nothing is padded."""
     separator = WORDS.index("[SEP]")
     rows, types = [], []
     for pair in pairs:

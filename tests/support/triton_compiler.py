@@ -1,6 +1,6 @@
-"""Compiles one Triton kernel for an absent GPU, as far as its shared memory or its PTX.
+"""Compiles a Triton kernel for a GPU that this machine lacks: its shared memory, or its PTX.
 
-Types of parameters follow from their names, which mean the same in every kernel.
+The types of parameters follow from their names, which mean the same in all kernels.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride
 
 
 class _FoundError(Exception):
-    """Carries the result before the assembler runs, which is slow."""
+    """Ends a compilation with the result, before the assembler runs, which is slow."""
 
 
 @contextmanager
 def _stopping(stage: str) -> Iterator[None]:
-    """Triton's compiler ends by `_FoundError` in that stage: "llir" once the shared memory is laid
-    out, which comes first in it, "ptx" at its end."""
+    """End a compilation with `_FoundError` in a stage of Triton's compiler.
+
+    In "llir" this is when the shared memory is laid out, early in the stage. In "ptx" it is at the
+    end of the stage.
+    """
     add_stages = CUDABackend.add_stages
     passes = nvidia.passes.ttnvgpuir
     allocate = passes.add_allocate_tensor_memory
@@ -78,9 +81,9 @@ def _stopping(stage: str) -> Iterator[None]:
 def compiled(
     kernel: Any, constants: dict[str, Any], warps: int, capability: int, stage: str
 ) -> Any:
-    """Return the shared bytes of a kernel if `stage` is "llir", its code if it is "ptx"."""
+    """Return a kernel's shared memory in bytes if `stage` is "llir", its code if it is "ptx"."""
     types: dict[str, str] = {}
-    # Only a product of E4M3 has scales of its input.
+    # Only a product of E4M3 matrices has scales for its input.
     codes = CODES | ({"x_ptr", "weight_ptr"} if constants.get("HAS_X_SCALES") else set())
     for name in kernel.arg_names:
         if name in constants:
@@ -101,7 +104,7 @@ def compiled(
     source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
     try:
-        # The cache is bypassed: otherwise a kernel compiled earlier would be loaded from disk.
+        # Triton's cache is bypassed; otherwise an earlier result would be loaded from disk.
         with triton.knobs.compilation.scope(), _stopping(stage):
             triton.knobs.compilation.always_compile = True
             triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

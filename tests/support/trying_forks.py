@@ -1,4 +1,4 @@
-"""Runs each job in a fork with little time, for tests of how forks end."""
+"""A module for fork servers: its jobs end in different ways, with little time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks of one model in two threads: what a group of processes does, in one."""
+"""Two ranks of one model in two threads, which exchange tensors as processes would."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TIMEOUT_S = 60.0
 
 
 class TwoRanks:
-    """A model split among two ranks, each with its pages."""
+    """A model that is divided between two ranks, each with its own KV cache."""
 
     def __init__(self, folder: Path, overrides: dict[str, Any] | None = None) -> None:
-        """Load both slices."""
+        """Load the parts of both ranks."""
         self._parts: list[Tensor] = [torch.empty(0)] * 2
         self._barrier = Barrier(2, timeout=_TIMEOUT_S)
         spec = read_model_spec(folder, overrides)
@@ -50,7 +50,7 @@ class TwoRanks:
         )
 
     def prefill(self, tokens: list[int], chunk: int | None = None) -> list[Tensor]:
-        """The logits of every token, of both ranks."""
+        """Return the logits of all tokens, for each rank."""
 
         def run(driver: Driver) -> Tensor:
             return driver.prefill(driver.start(tokens), chunk)

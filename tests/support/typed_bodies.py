@@ -1,4 +1,4 @@
-"""Example values of a client package's own types, for requests that the client could send."""
+"""Example values of a client package's types, for requests that the client could send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import typing_extensions
 
-# Literal strings of these keys must have a form that the server checks.
+# Values for string fields whose form the server checks, by key.
 TEXTS = {
     "arguments": '{"a": 1}',
     "url": "https://example.com/a",
@@ -22,15 +22,15 @@ _PLAIN: dict[Any, Any] = {int: 1, float: 1.0, bool: True, type(None): None}
 
 
 def examples(expected: Any, *, key: str = "", depth: int = 0) -> Iterator[Any]:
-    """Yield values of a type: the first is the plainest, the others differ from it in one place.
+    """Yield values of a type. The first is the simplest; each other one differs in one place.
 
-    A dictionary is given with all keys, with its required keys alone, and with each branch of the
-    union of each key. `None` is a branch where the type has it.
+    For a dictionary, the values have all keys, only the required keys, and each branch of the union
+    of each key. `None` is a branch if the type has it.
 
     Args:
-        expected: a `TypedDict`, union, `Literal` or plain type.
-        key: the dictionary key under which the value stands.
-        depth: the nesting depth so far; branches are tried at the first levels alone.
+        expected: a `TypedDict`, a union, a `Literal` or a simple type.
+        key: the key of the value in its dictionary.
+        depth: depth of nesting. Branches are tried only at the first levels.
     """
     origin = typing.get_origin(expected)
     if origin in (typing_extensions.Required, typing_extensions.NotRequired, typing.Annotated):

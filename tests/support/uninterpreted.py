@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_uninterpreted(*arguments: str, timeout: float) -> str:
-    """Run `python` with `arguments` at the root of the project and return its output."""
+    """Run Python with `arguments` in the project's folder, and return its output."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *arguments],

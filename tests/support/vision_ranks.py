@@ -1,4 +1,7 @@
-"""`python -m tests.support.vision_ranks FOLDER`: tokens of two ranks for text and images."""
+"""Prints the tokens of two ranks for prompts with images.
+
+Run as `python -m tests.support.vision_ranks FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def main() -> None:
         engine.add(number, prompt.ids, NUM_NEW, ignore_eos=True, images=prompt.images)
     engine.run()
     print(json.dumps([engine.tokens[number] for number in range(1, len(PROMPTS) + 1)]), flush=True)
-    # The process exits as a worker does, because threads of the ranks' group are still running.
+    # The process exits without clean-up, as a worker does, because threads of the process group are
+    # still running.
     leave_at_once(0)
 
 

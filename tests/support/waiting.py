@@ -1,4 +1,4 @@
-"""Waits for events and conditions. Tests do not sleep anywhere else."""
+"""Waits for conditions. Tests do not sleep anywhere else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _EVERY_S = 0.01
 def until(
     condition: Callable[[], object], timeout_s: float = 60.0, what: object = "it never came to that"
 ) -> float:
-    """Wait until `condition` holds; return the seconds that it took.
+    """Wait until a condition holds; return the seconds that this took.
 
     Args:
         condition: checked a hundred times a second.
-        timeout_s: how long a busy machine may take.
-        what: text of the failure.
+        timeout_s: most time to wait, enough for a busy machine, seconds.
+        what: message of the failure.
     """
     started = time.monotonic()
     while not condition():
@@ -27,7 +27,7 @@ def until(
 
 
 async def until_in_loop(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Do the same as `until`, while the event loop continues."""
+    """Wait until a condition holds, while the event loop runs."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 what it looks at has no event
             await asyncio.sleep(_EVERY_S)

@@ -1,8 +1,8 @@
 """Simulates Claude Code, which sends requests to `/v1/messages`.
 
-Source: requests as public gateways, tests and issues show them (system blocks, billing line, moving
-`cache_control`, betas, `metadata`, `context_management`, system messages between the others). All
-texts are written for these tests.
+Source: requests that public gateways, tests and issues show. They have system blocks, a billing
+line, a moving `cache_control`, betas, `metadata`, `context_management`, and system messages between
+the others. All texts are written for these tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOOLS[-1]["cache_control"] = _MARK
 
 
 class ClaudeCodeSession(AgentSession):
-    """A conversation in Claude Code."""
+    """Simulates a conversation in Claude Code."""
 
     path = "/v1/messages?beta=true"
     headers: ClassVar[dict[str, str]] = {
@@ -57,7 +57,7 @@ class ClaudeCodeSession(AgentSession):
 
     def request(self) -> dict[str, Any]:
         messages = [dict(message) for message in self._messages]
-        # With each request the mark moves to the newest block.
+        # In each request the mark is at the newest block.
         last = messages[-1]
         last["content"] = [*last["content"][:-1], {**last["content"][-1], "cache_control": _MARK}]
         user = {"device_id": "d" * 64, "account_uuid": "", "session_id": "0197-4f2e"}
@@ -93,7 +93,7 @@ class ClaudeCodeSession(AgentSession):
         self._messages.append({"role": "user", "content": content})
 
     def keep(self, answered: dict[str, Any]) -> None:
-        """Keep `answered`, the message built from its stream."""
+        """Add `answered`, the message that was built from the stream."""
         self._messages.append({"role": "assistant", "content": answered["content"]})
 
     def give_back(self, answered: dict[str, Any], results: list[tuple[ToolUse, str]]) -> None:
@@ -101,7 +101,8 @@ class ClaudeCodeSession(AgentSession):
         assert len(calls) == len(results), "a call was lost"
         content: list[dict[str, Any]] = []
         for block, (use, text) in zip(calls, results, strict=True):
-            # Claude Code's own tools return texts, others lists of blocks.
+            # The results of Claude Code's own tools are texts, those of other tools lists of
+            # blocks.
             given: Any = [_text(text)] if use.kind == "find" else text
             result = {"type": "tool_result", "tool_use_id": block["id"], "content": given}
             failed = {"is_error": True} if use.kind == "patch" and self.turn % 2 else {}

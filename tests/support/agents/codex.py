@@ -1,7 +1,7 @@
 """Simulates Codex, which sends the whole conversation with each request to `/v1/responses`.
 
-Source: the shapes of `codex-rs/codex-api` and `codex-rs/protocol` (openai/codex): names of fields
-and of items, and which of them are sent back. All texts are written for these tests.
+Source: `codex-rs/codex-api` and `codex-rs/protocol` (openai/codex), for the names of fields and
+items, and for which of them are sent back. All texts are written for these tests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class CodexSession(AgentSession):
-    """A conversation in Codex."""
+    """Simulates a conversation in Codex."""
 
     path = "/v1/responses"
     limit_field = "max_output_tokens"
@@ -100,7 +100,7 @@ class CodexSession(AgentSession):
         self._input.append(_message("user", task))
 
     def keep(self, answered: list[dict[str, Any]]) -> None:
-        """Keep `answered`, the completed items of the stream."""
+        """Add `answered`, the completed items of the stream."""
         for item in answered:
             kept = {key: value for key, value in item.items() if key != "id"}
             match item["type"]:
@@ -108,7 +108,7 @@ class CodexSession(AgentSession):
                     texts = [{"type": "output_text", "text": p["text"]} for p in item["content"]]
                     kept = {"type": "message", "role": "assistant", "content": texts}
                 case "reasoning" if self.turn % 2:
-                    # Older versions omit fields that they regard as the server's.
+                    # Older versions omit fields that they regard as the server's own.
                     del kept["content"], kept["status"]
                 case "function_call":
                     del kept["status"]
@@ -120,7 +120,7 @@ class CodexSession(AgentSession):
         for item, (use, text) in zip(calls, results, strict=True):
             output: Any = text
             if use.kind == "find":
-                # Servers of tools return a list.
+                # External tools return a list.
                 output = [{"type": "input_text", "text": text}]
             self._input.append(
                 {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": output}
@@ -128,7 +128,7 @@ class CodexSession(AgentSession):
 
 
 class CodexLiteSession(CodexSession):
-    """Simulates a Codex that sends its tools as an item, its own tools in a namespace."""
+    """Simulates a Codex that sends its tools as an input item, its own ones in a namespace."""
 
     def request(self) -> dict[str, Any]:
         own = [tool for tool in TOOLS if tool["type"] in ("function", "custom")]

@@ -1,6 +1,6 @@
-"""Simulates OpenCode, which uses `/v1/chat/completions` through the AI SDK for compatible servers.
+"""Simulates OpenCode, which sends requests to `/v1/chat/completions` through the AI SDK.
 
-Source: `packages/openai-compatible` (vercel/ai) for the forms of messages and tools, and the
+Source: `packages/openai-compatible` (vercel/ai) for the form of messages and tools, and the
 settings of `anomalyco/opencode`. All texts are written for these tests.
 """
 
@@ -35,7 +35,7 @@ TOOLS = [
 
 
 class OpenCodeSession(AgentSession):
-    """A conversation in OpenCode."""
+    """Simulates a conversation in OpenCode."""
 
     path = "/v1/chat/completions"
     headers: ClassVar[dict[str, str]] = {
@@ -74,7 +74,7 @@ class OpenCodeSession(AgentSession):
         self._messages.append({"role": "user", "content": task})
 
     def keep(self, answered: dict[str, Any]) -> None:
-        """Keep `answered`, the message built from its stream."""
+        """Add `answered`, the message that was built from the stream."""
         message: dict[str, Any] = {"role": "assistant", "content": answered["content"] or ""}
         if answered.get("reasoning_content"):
             message["reasoning_content"] = answered["reasoning_content"]
@@ -89,8 +89,8 @@ class OpenCodeSession(AgentSession):
 
 
 def _again(call: dict[str, Any]) -> dict[str, Any]:
-    # The SDK parses the arguments and writes them in its own way. Arguments that it cannot parse
-    # stay text.
+    # The SDK parses the arguments and writes them again in its own form. Arguments that it cannot
+    # parse are sent back as they are.
     arguments: Any = call["function"]["arguments"]
     with contextlib.suppress(json.JSONDecodeError):
         arguments = json.loads(arguments)

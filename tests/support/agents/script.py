@@ -1,7 +1,7 @@
-"""The script of a coding agent's session: four tasks of six answers each. Most answers call tools.
+"""The script of a simulated coding agent: four tasks with six answers of the model each.
 
-The model's side is written in the Hermes form. The agents' side, the messages that each agent sends
-back, is in each agent's own file.
+Most answers call tools. They are written in the Hermes format. The messages that an agent sends
+back are in the agent's own module.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REPOSITORY = "\n".join(f"- src/part_{number}.py holds part {number}." for number
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A call of the script, described by its effect; each agent has its own tools for it.
+    """A tool call of the script, described by its purpose; each agent has its own tools for it.
 
     Attributes:
-        kind: `run` a command, `patch` a file, or look something up (`find`).
-        text: the command, the patch, or the pattern.
+        kind: `run` a command, `patch` a file, or `find` something.
+        text: the command, the patch, or the pattern to find.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of the model."""
+    """An answer of the model: its thought, its text, and its tool calls."""
 
     thought: str
     text: str
@@ -49,7 +49,7 @@ class Answer:
 
 
 def answers() -> list[list[Answer]]:
-    """Return the answers to each task; the last answer of a task has no call."""
+    """Return the answers to each task; the last answer of a task calls no tool."""
     found = []
     for task in range(len(TASKS)):
         number = f"{task + 1}"
@@ -73,13 +73,13 @@ def answers() -> list[list[Answer]]:
 
 
 def result_of(use: ToolUse, turn: int) -> str:
-    """Return the tool's result."""
+    """Return the result of a tool call."""
     lines = [f"{use.kind} {turn}: {use.text.strip()}", "café 東京 <tag> {json: 1}"]
     return "\n".join([*lines, *(f"{line:3} | {use.text.strip()[:20]}" for line in range(10))])
 
 
 def written(answer: Answer, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Return the model's output for an answer; `calls`: names and arguments of tools."""
+    """Return the model's output for an answer; `calls` has the names and arguments of its tools."""
     text = f"<think>\n{answer.thought}\n</think>\n\n" if answer.thought else ""
     parts = [answer.text] if answer.text else []
     for name, arguments in calls:

@@ -1,4 +1,4 @@
-"""A session of an agent: makes its next request from the answers so far."""
+"""A simulated session of a coding agent, which makes its next request from the answers so far."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _ARGUMENTS = '"arguments": '
 
 
 class AgentSession:
-    """The part that all agents share; a subclass knows the wire.
+    """The part of a simulated agent that all agents share; subclasses know the HTTP API.
 
     Attributes:
         path: path of the requests.
         headers: headers of each request.
-        limit_field: the request's field for the most tokens of its answer.
+        limit_field: name of the request field with the most tokens of the answer.
         turn: number of requests so far.
-        cut_turn: the turn whose answer is cut in the middle of its call.
+        cut_turn: the turn whose answer is cut off within its tool call; `None` for none.
     """
 
     path: str
@@ -32,23 +32,23 @@ class AgentSession:
 
     @property
     def is_over(self) -> bool:
-        """Whether every task is done."""
+        """Whether all tasks are done."""
         return not self._tasks
 
     @property
     def is_cut(self) -> bool:
-        """Whether the next answer is cut."""
+        """Whether the next answer is cut off."""
         return self.turn == self.cut_turn
 
     def reply(self, prompt: str) -> str:
-        """Return the model's next output, which does not depend on the prompt."""
+        """Return the model's next output, which is the same for every prompt."""
         del prompt
         answer = self._tasks[0][0]
         text = written(answer, [self.call(use) for use in answer.calls])
         return text[: text.index(_ARGUMENTS) + len(_ARGUMENTS) + 12] if self.is_cut else text
 
     def take(self, answered: Any) -> None:
-        """Continue after a whole answer of the wire, with results or with the next task."""
+        """Continue after an answer, with the results of its tool calls or with the next task."""
         if self.is_cut:
             self._take_cut(answered)
             return
@@ -62,7 +62,7 @@ class AgentSession:
         self.turn += 1
 
     def _take_cut(self, answered: Any) -> None:
-        """Let the agent report what is wrong with the call; the model then repeats the call."""
+        """Report to the model that its call is cut off; the model then repeats the call."""
         self.keep(answered)
         use = self._tasks[0][0].calls[0]
         self.give_back(answered, [(use, "The call could not be read: it is cut off.")])
@@ -74,14 +74,14 @@ class AgentSession:
             del self._tasks[0]
         return answer
 
-    # ---- of each agent ----
+    # ---- implemented by each agent ----
 
     def request(self) -> dict[str, Any]:
-        """The body of the next request."""
+        """Return the body of the next request."""
         raise NotImplementedError
 
     def call(self, use: ToolUse) -> tuple[str, dict[str, Any]]:
-        """Name and arguments of the function that the model calls for `use`."""
+        """Return name and arguments of the tool that the model calls for `use`."""
         raise NotImplementedError
 
     def ask(self, task: str) -> None:
@@ -89,9 +89,9 @@ class AgentSession:
         raise NotImplementedError
 
     def keep(self, answered: Any) -> None:
-        """Note the model's answer, as the agent keeps it."""
+        """Add the model's answer, in the form in which the agent keeps it."""
         raise NotImplementedError
 
     def give_back(self, answered: Any, results: list[tuple[ToolUse, str]]) -> None:
-        """Note the results of the tools."""
+        """Add the results of the tool calls."""
         raise NotImplementedError

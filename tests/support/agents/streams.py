@@ -1,4 +1,4 @@
-"""Reads streams with the official packages' types, and checks the order of events."""
+"""Parses event streams with the types of the official client packages, and checks their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-# An answer built from its events, and its usage.
+# An answer that was built from its events, and the answer's usage.
 Answered = tuple[dict[str, Any], dict[str, Any]]
 _RESPONSES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _MESSAGES: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -21,7 +21,7 @@ _MESSAGES: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 def read_responses(
     text: str, *, is_cut: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the completed items of a stream of `/v1/responses`, and its usage."""
+    """Return the completed items of a stream of `/v1/responses`, and the usage."""
     events = list(named_events(text))
     for event in events:
         _RESPONSES.validate_python(event)
@@ -50,7 +50,7 @@ def read_responses(
 
 
 def read_messages(text: str, *, is_cut: bool = False) -> Answered:
-    """Return the message that a stream of `/v1/messages` builds, and its usage."""
+    """Return the message that a stream of `/v1/messages` builds, and the usage."""
     events = [event for event in named_events(text) if event["type"] != "ping"]
     for event in events:
         _MESSAGES.validate_python(event)
@@ -80,7 +80,7 @@ def read_messages(text: str, *, is_cut: bool = False) -> Answered:
 
 
 def read_chat(text: str, *, is_cut: bool = False) -> Answered:
-    """Return the message that a stream of `/v1/chat/completions` builds, and its usage."""
+    """Return the message that a stream of `/v1/chat/completions` builds, and the usage."""
     blocks = text.removesuffix("\n\n").split("\n\n")
     assert blocks.pop() == "data: [DONE]"
     chunks = [json.loads(block.removeprefix("data: ")) for block in blocks]
@@ -112,12 +112,12 @@ def _fill(block: dict[str, Any], parts: dict[str, str]) -> None:
         case "thinking":
             block |= {"thinking": parts["thinking"], "signature": parts["signature"]}
         case "tool_use":
-            # The official client merges deltas in this way.
+            # The official client also parses incomplete JSON.
             block["input"] = from_json(parts["partial_json"].encode(), partial_mode=True)
 
 
 def named_events(text: str) -> Iterator[dict[str, Any]]:
-    """Return the events of a stream whose events have names."""
+    """Yield the events of a stream in which each event has a name."""
     for block in text.removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))

@@ -1,4 +1,4 @@
-"""Breaks the process that decodes images for a PNG of one size, as real files have done."""
+"""Crashes the image decoder process on a PNG of 101 x 101 pixels, as some real files have done."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A kernel that writes to an invalid address."""
+"""A Triton kernel that writes to an invalid address."""
 
 # mypy: ignore-errors
 

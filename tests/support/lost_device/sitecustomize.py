@@ -1,7 +1,7 @@
-"""On a server's PYTHONPATH, this breaks the device in a step once `PLANTED_FAULT` exists.
+"""On a server's PYTHONPATH, breaks the device in a step when the file `PLANTED_FAULT` exists.
 
-The content of `PLANTED_FAULT` says how: `raise` raises an error with CUDA's words, for a machine
-without a GPU; `assert` and `access` really break a GPU's context.
+The content of the file names the kind of fault. `raise` raises an error with CUDA's message, for
+machines without a GPU. `assert` and `access` really break the context of a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _break(kind: str) -> None:
     if kind == "raise":
         raise RuntimeError("CUDA error: device-side assert triggered")
     if kind == "assert":
-        # The device notices the fault later than the host.
+        # The device finds this error later than the host launches it.
         torch._assert_async(torch.zeros(1, device="cuda"))
     if kind == "access":
         numbers = torch.zeros(4, device="cuda")

@@ -1,4 +1,4 @@
-"""On a server's PYTHONPATH, this writes each class that pickle looks up to `PICKLE_AUDIT`."""
+"""On a server's PYTHONPATH, writes each class that pickle looks up to the file `PICKLE_AUDIT`."""
 
 from __future__ import annotations
 
