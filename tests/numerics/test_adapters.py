@@ -201,6 +201,14 @@ def test_another_adapter_of_the_same_slot_starts_afresh(adapters, expected):
         ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
         # The MLP has two products and no gate.
         ("starcoder2_tied", (*ATTENTION, "c_fc", "c_proj")),
+        # Queries grow behind the adapted products; the router takes floats.
+        ("ministral3", (*ATTENTION, *MLP)),
+        ("minimax_m2", ATTENTION),
+        # Some layers have no k and v, and all have two products more.
+        (
+            "gemma4_inputs",
+            (*ATTENTION, *MLP, "per_layer_input_gate", "per_layer_projection"),
+        ),
     ],
 )
 def test_families_with_other_layers(tmp_path, name, modules):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from runtime.models.model import CausalLM
 from runtime.models.registry import read_model_spec
+from runtime.weights.live_weights import LiveWeights
 from tests.support.driver import Driver, load
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_families import TINY_FAMILIES, tiny_family
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.tiny_models import VOCAB_SIZE, changed_weights
 from tests.support.two_ranks import TwoRanks
 
 NAMES = list(TINY_FAMILIES)
@@ -139,11 +142,37 @@ def test_two_ranks_equal_transformers(name: str) -> None:
 def test_all_weights_are_read_back_as_the_files_have_them(name: str) -> None:
     model = ours(tiny_family(name))
     holders, spec = dict(model.holders()), model.spec
-    files: dict[str, Tensor] = {}
-    for path in tiny_family(name).glob("*.safetensors"):
-        files |= {spec.canonical(key): each for key, each in load_file(path).items()}
+    files = {spec.canonical(key): each for key, each in load_files(tiny_family(name)).items()}
     assert {weight.name for weight in spec.weights} <= set(files)
     for weight in spec.weights:
         holder, _, parameter = weight.target.rpartition(".")
         part = holders[holder].part(parameter, weight.shard)
         assert torch.equal(part, files[weight.name].float()), weight.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_replaced_from_disk_and_by_a_trainer(name: str, tmp_path: Path) -> None:
+    folder, other = tiny_family(name), changed_weights(tiny_family(name), tmp_path / "other")
+    model, tokens = load(folder), prompts(2, 61)[1]
+    weights = LiveWeights(model, None, lambda: None, tmp_path / "spilt")
+    before = logits(model, tokens)
+    weights.load_folder(other)
+    weights.keep()
+    # What is computed from weights, such as a packed copy, is renewed with them.
+    assert torch.equal(logits(model, tokens), logits(load(other), tokens))
+    sent = load_files(folder)
+    weights.load_tensors({key: each.shape for key, each in sent.items()}, sent.items())
+    weights.keep()
+    assert torch.equal(logits(model, tokens), before)
+
+
+def logits(model: CausalLM, tokens: list[int]) -> Tensor:
+    driver = Driver(model)
+    return driver.prefill(driver.start(tokens))
+
+
+def load_files(folder: Path) -> dict[str, Tensor]:
+    files: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        files |= load_file(path)
+    return files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.quantization.fp8.front import Fp8Quantization
 from runtime.models.quantization.module_lists import Modules
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
@@ -38,9 +40,13 @@ MIXTURE = {
 
 
 def rounded_reference(
-    folder: Path, weights: dict[str, Tensor], layout: Layout, tokens: list[int]
+    folder: Path,
+    weights: dict[str, Tensor],
+    layout: Layout,
+    tokens: list[int],
+    is_rounded: Callable[[str], bool] = lambda name: is_linear(name, (1, 1)),
 ) -> Tensor:
-    """What `transformers` makes of it with each product's activations rounded, too."""
+    """What `transformers` makes of it with the activations of these products rounded, too."""
     from transformers import AutoModelForCausalLM
 
     with TemporaryDirectory() as other:
@@ -48,7 +54,7 @@ def rounded_reference(
         save_file({k: v.contiguous() for k, v in weights.items()}, f"{other}/model.safetensors")
         model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and is_linear(f"{name}.weight", (1, 1)):
+        if isinstance(module, nn.Linear) and is_rounded(f"{name}.weight"):
             module.register_forward_pre_hook(
                 lambda _, args, name=name: (round_as(layout, name, args[0]),)
             )
@@ -196,17 +202,32 @@ def test_scales_of_keys_and_values(tool: str, tmp_path: Path) -> None:
     assert divergence(exact, clipped) > 3 * scaled
 
 
-def test_floats_become_codes_while_they_load(tmp_path: Path) -> None:
-    source = variant("llama", WIDE)
+# Families with other layers than Llama's.
+WHILE_LOADING: dict[str, dict[str, object]] = {
+    "llama": WIDE,
+    "gemma4_inputs": {},
+    "ministral3": {},
+    "phi3": {},
+    "starcoder2_tied": {},
+}
+
+
+@pytest.mark.parametrize("name", WHILE_LOADING)
+def test_floats_become_codes_while_they_load(name: str, tmp_path: Path) -> None:
+    source = variant(name, WHILE_LOADING[name])
     spec = read_model_spec(source, {"quantization": "fp8"})
+    assert isinstance(spec.quantization, Fp8Quantization)
+    coded = {each.name for each in spec.logical_weights if spec.quantization.scheme(each)}
     values = {
-        name: to_codes(each, (1, 0))[2] if is_linear(name, tuple(each.shape)) else each
-        for name, each in load_file(source / "model.safetensors").items()
+        key: to_codes(each.float(), (1, 0))[2] if key in coded else each
+        for key, each in load_file(source / "model.safetensors").items()
     }
+    assert {key for key in values if is_linear(key, tuple(values[key].shape))} <= coded
     tokens = prompt()
     driver = Driver(load_model(source, spec, context(), lambda share: None))
     found = driver.prefill(driver.start(tokens))
-    exact = rounded_reference(source, values, LAYOUTS["compressed_channel_dynamic"], tokens)
+    layout = LAYOUTS["compressed_channel_dynamic"]
+    exact = rounded_reference(source, values, layout, tokens, coded.__contains__)
     assert divergence(exact, found) < 2e-5
 
 

@@ -31,6 +31,20 @@ MODELS = {
     "qwen3": {**WIDE, "tie_word_embeddings": True},
     "qwen2_moe": MOE,
     "gemma3": {"query_pre_attn_scalar": 32},
+    # Embeddings for each layer, layers that read the keys of others.
+    "gemma4_inputs": {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    },
+    "ministral3": WIDE,
+    # Every expert is chosen: with rounded activations tokens would choose others.
+    "minimax_m2": {"hidden_size": 256, "intermediate_size": 256, "num_experts_per_tok": 6},
+    # q, k and v in one matrix, also if they are cut among ranks.
+    "phi3": {"hidden_size": 256, "intermediate_size": 256},
+    "starcoder2_tied": {"hidden_size": 256, "intermediate_size": 256},
 }
 
 

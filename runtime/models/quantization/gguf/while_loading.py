@@ -21,7 +21,11 @@ from runtime.models.quantization.gguf.front import StoredForms
 # Targets of the matrices that become blocks: those of a decoder's layers, the embeddings and the
 # head. Vision towers and the heads of embedders and classifiers stay in floats.
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
+_OF_TOKENS = (
+    "model.embed_tokens.weight",
+    "model.embed_tokens_per_layer.weight",
+    "lm_head.weight",
+)
 # Matrices that route tokens to experts stay in floats: they are small and their errors matter.
 _CHOOSES = re.compile(r"\.(router|shared_gate)\.\w+$")
 # The type that replaces another if a row does not fill whole blocks, as in llama.cpp.
