@@ -1,4 +1,4 @@
-"""Describes one layer's attention, for pools, weights and layers. Front-safe: no torch."""
+"""Describes the attention of one layer, for KV pools, weights and layers. No torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from runtime.checkpoint.rope_json import RopeConfig
 
 @dataclass(frozen=True)
 class PositionScale:
-    """Queries that grow with their positions, so that long contexts do not flatten the scores.
+    """A factor of queries that grows with their positions, so that long contexts keep sharp scores.
 
     A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / context))`.
 
-    Source: Llama 4's `get_llama_4_attn_scale` in `transformers`.
+    Source: `get_llama_4_attn_scale` of Llama 4 in `transformers`.
 
     Attributes:
         beta: strength of the growth.
-        context: positions of the original context, in which queries do not change.
+        context: number of positions of the original context, in which the factor is 1.
     """
 
     beta: float
@@ -27,22 +27,22 @@ class PositionScale:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """One layer's attention.
+    """The attention of one layer.
 
     Attributes:
         num_heads, num_kv_heads: query heads and key/value heads of all ranks together.
         head_dim: elements of a head of queries and keys.
-        value_dim: elements of a head of values, at most `head_dim`; 0 for `head_dim`.
-        scale: multiplies the scores.
-        window: keys that a query sees, including its own; `None` for all.
-        softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them.
-        has_sinks: whether each head has a score without a value.
+        value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
+        scale: factor of the scores.
+        window: number of keys that a query sees, with its own; `None` for all.
+        softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them unchanged.
+        has_sinks: whether each head has an attention sink, a score without a value.
         keys_of: index of the earlier layer whose keys and values this layer reads; `None` if it
-            reads its own.
+            has its own.
         rope: rotation of queries and keys; `None` for none.
         is_whole: whether every rank computes all heads.
-        has_gate: whether queries come with gates, which multiply the output of their heads.
-        rotary_dim: elements of a head that rotate, the first ones; 0 for all.
+        has_gate: whether each query head has a gate, which multiplies the head's output.
+        rotary_dim: how many elements of a head rotate, the first ones; 0 means all.
         position_scale: how queries grow with their positions; `None` if they do not.
     """
 
@@ -63,22 +63,22 @@ class AttentionSpec:
 
     @property
     def state(self) -> LayerState:
-        """The state that the layer keeps of a sequence; values have pages as wide as keys."""
+        """What the layer keeps of a sequence between steps."""
         if self.keys_of is not None:
             return SharedState(self.keys_of)
         return PagedState(self.num_kv_heads, self.head_dim, self.window, is_whole=self.is_whole)
 
     @property
     def window_left(self) -> int:
-        """Most keys that a query sees besides its own, which `window` includes; -1 for all."""
+        """How many keys a query sees before its own (`window` includes its own); -1 for all."""
         return -1 if self.window is None else self.window - 1
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """Return what cannot be split evenly among ranks; see `ModelSpec.uneven_parts`."""
+        """Return the numbers that cannot be split among ranks; see `ModelSpec.uneven_parts`."""
         if self.is_whole:
             return []
         heads = self.num_kv_heads
-        # With fewer key/value heads than ranks, several ranks hold a copy of one.
+        # With fewer key/value heads than ranks, several ranks have a copy of the same head.
         shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
         parts = (
             (self.num_heads % tp_size, f"{self.num_heads} attention heads"),
@@ -89,17 +89,17 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionSpec(AttentionSpec):
-    """Attention over latents (MLA), absorbed: one key head, whose first part is the value.
+    """Attention over latents (MLA) in absorbed form: one key head, whose first part is the value.
 
-    `head_dim` is `value_dim`, the latent's size, and `rope_dim` together.
+    `head_dim` is the sum of `value_dim`, the size of the latent, and `rope_dim`.
 
     Attributes:
-        query_rank: size of the latent of queries; 0 if queries are made of the hidden state.
-        nope_dim: elements of a head of queries that do not rotate.
-        rope_dim: elements of a head of queries that rotate.
-        output_dim: elements of a head of values after the latent is expanded.
-        has_split_up: whether the matrix that expands latents is stored as two: `k_b_proj`, with the
-            transposed rows of keys of each head, and `v_b_proj`.
+        query_rank: size of the latent of queries; 0 if queries are computed from the hidden state.
+        nope_dim: elements of a query head that do not rotate.
+        rope_dim: elements of a query head that rotate.
+        output_dim: elements of a value head after the latent is expanded.
+        has_split_up: whether the matrix that expands latents is stored in two parts: `k_b_proj`,
+            with the keys' rows of each head transposed, and `v_b_proj`.
     """
 
     query_rank: int
@@ -110,9 +110,9 @@ class LatentAttentionSpec(AttentionSpec):
 
     @property
     def state(self) -> LayerState:
-        """See `AttentionSpec`."""
+        """What the layer keeps of a sequence between steps: a latent for each token."""
         return LatentState(1, self.head_dim, is_whole=True)
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """See `AttentionSpec`: every rank has all latents and some heads."""
+        """Return the numbers that cannot be split among ranks: query heads, but not latents."""
         return [f"{self.num_heads} attention heads"] if self.num_heads % tp_size else []

@@ -1,4 +1,4 @@
-"""Checks that a folder holds the weights its configuration describes: headers only, no torch."""
+"""Checks that a folder has the weights that its configuration describes; reads only headers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Most unused tensors that a warning names.
+# The most unused tensors that a warning names.
 _MAX_NAMED = 16
-# Types that are cast, and the type that such a model runs in.
+# Plain types of checkpoints, and the type in which a model stored so is computed.
 _FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """Describes a folder's weights.
+    """What the headers say about a folder's weights.
 
     Attributes:
         total_bytes: bytes on disk of the tensors that are used.
-        dtype: `float32`, `float16` or `bfloat16`, the type of most of the bytes.
+        dtype: the type of most of these bytes: `float32`, `float16` or `bfloat16`.
         tensors: the used tensors, by their name in `ModelSpec.weights`, in the order of files and
             bytes; `TensorInfo.name` is the name in the file.
-        unused: names of tensors that the model does not use and that are not known to be
+        unused: names of tensors that the model has no use for and that are not known to be
             superfluous, such as heads and adapters of training.
     """
 
@@ -42,18 +42,18 @@ class CheckpointSummary:
 
 
 def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
-    """Compare the headers in `folder` with the weight map of `model`.
+    """Check the headers of a folder's weights against the weights that `model` needs.
 
     Raises:
         StartupError: weights cannot be read, or tensors are missing or of the wrong shape or type.
-            The message is one line that names the first few, and also unexpected tensors: a
-            renamed weight is both missing and unexpected.
+            The message is one line that names the first few of them. It names unexpected tensors
+            too, because a renamed weight is both missing and unexpected.
     """
     found: dict[str, TensorInfo] = {}
     for name, info in read_tensor_infos(folder).items():
         found[model.canonical(name)] = info
     for alias, name in model.aliases.items():
-        # Files may hold a shared matrix under either name.
+        # A matrix that two layers share may be stored under either name.
         if alias in found and name not in found:
             found[name] = found.pop(alias)
     for layer in model.pooling.layers:
@@ -97,7 +97,7 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
 
 
 def warn_of_files(folder: Path, model: ModelSpec, summary: CheckpointSummary) -> None:
-    """Log each difference between a checked folder and its configuration, in a line each."""
+    """Log a warning for each difference between a folder's weights and its configuration."""
     if summary.unused:
         found = describe("unused", summary.unused, most=_MAX_NAMED)
         logger.warning("%s: %s: %s has no place for them.", folder, found, model.architecture)
@@ -116,7 +116,13 @@ def _allowed(weights: Iterable[WeightSpec]) -> str:
 
 
 def describe(problem: str, names: Iterable[str], most: int = 3) -> str:
-    """Return `2 tensors missing (a, b)` with the first `most` names; empty if there are none."""
+    """Return a text such as `2 tensors missing (a, b)`; empty if there are no `names`.
+
+    Args:
+        problem: what is wrong with the tensors.
+        names: the tensors' names.
+        most: how many of them are listed.
+    """
     listed = list(names)
     if not listed:
         return ""

@@ -1,4 +1,4 @@
-"""Keys of `config.json` and `generation_config.json` that every family reads. Front-safe."""
+"""Reads keys of `config.json` and `generation_config.json` that all families share. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from runtime.checkpoint.json_file import Keys, read_json_object
 from runtime.errors import StartupError
 
-# Far beyond every known model: a larger number means a broken file.
+# Bounds far above every known model; a greater number means that the file is broken.
 MAX_VOCAB = 2**24
 MAX_WIDTH = 2**20
 MAX_LAYERS = 2**12
@@ -18,14 +18,14 @@ _MAX_TOP_K = 2**31 - 1
 
 
 def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[Keys, Keys]:
-    """Read `config.json` and `generation_config.json`, the second empty when absent.
+    """Read `config.json` and `generation_config.json`; the second is empty if there is none.
 
     Args:
-        folder: a local folder, or a file that replaces its `config.json`.
+        folder: a local folder, or a file that takes the place of its `config.json`.
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:
-        StartupError: there is no such folder or file, or the file is not JSON; the message is one
+        StartupError: there is no such folder or file, or the file is not JSON; the message has one
             line.
     """
     path = folder
@@ -48,7 +48,7 @@ def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
     """Return the fields of `ModelSpec` that all families share, except `context_len`.
 
     Raises:
-        StartupError: a number is missing or absurd; the message is one line.
+        StartupError: a number is missing or out of bounds; the message has one line.
     """
     vocab_size = config.integer("vocab_size", MAX_VOCAB)
     bos = config.token_ids("bos_token_id")
@@ -66,10 +66,10 @@ def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
 
 
 def read_architecture(config: Keys) -> str:
-    """Return the class name in `config.json`.
+    """Return the model's class name in `config.json`.
 
     Raises:
-        StartupError: the file names no class.
+        StartupError: the file has no class name.
     """
     names = config.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -79,12 +79,13 @@ def read_architecture(config: Keys) -> str:
 
 def _eos_token_ids(config: Keys, generation: Keys, vocab_size: int) -> tuple[int, ...]:
     ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
-    # Files may name ids beyond the vocabulary: they are never sampled, and masking them would fail.
+    # Ids beyond the vocabulary, which files may have, are dropped: the model has no logits for
+    # them.
     return tuple(dict.fromkeys(one for one in ids if 0 <= one < vocab_size))
 
 
 def _dtype(config: Keys) -> str:
-    # transformers 5 calls it `dtype`, transformers 4 `torch_dtype`; both are optional.
+    # The key is `dtype` in transformers 5 and `torch_dtype` in transformers 4; both are optional.
     key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
     name = config.values.get(key)
     if name is None:
@@ -92,7 +93,7 @@ def _dtype(config: Keys) -> str:
     if not isinstance(name, str):
         raise config.error(key, "the name of a type, such as bfloat16")
     name = name.removeprefix("torch.")
-    # float64 checkpoints are cast: nothing runs in float64.
+    # float64 checkpoints are cast to float32, because no model is computed in float64.
     name = "float32" if name == "float64" else name
     if name not in ("float32", "float16", "bfloat16"):
         raise config.error(key, "float32, float16 or bfloat16")
@@ -100,7 +101,7 @@ def _dtype(config: Keys) -> str:
 
 
 def _generation_defaults(generation: Keys) -> dict[str, float | int]:
-    """Return the sampling parameters that the model recommends, with native names."""
+    """Return the sampling parameters that the model recommends, by native names."""
     if not generation.flag("do_sample", True):
         return {}
     ranges = {
@@ -114,6 +115,6 @@ def _generation_defaults(generation: Keys) -> dict[str, float | int]:
         if generation.values.get(key) is not None:
             defaults[key] = generation.number(key, low, high)
     if generation.values.get("top_k") is not None:
-        # All tokens are kept by 0 in the file and by -1 here.
+        # To keep all tokens, the file has 0, and the native parameter is -1.
         defaults["top_k"] = generation.integer("top_k", _MAX_TOP_K, low=-1) or -1
     return defaults

@@ -1,7 +1,7 @@
-"""The models that `--model-path` knows by name, without a hub. Front-safe: no torch.
+"""The demo models, which `--model-path` finds by name without a hub. No torch.
 
-`demo` is SmolLM2-135M-Instruct if `make install` has fetched it (`headrace/demo/fetch.py`), else
-the toy. The package contains the toys.
+`demo` is SmolLM2-135M-Instruct if it has been fetched (`headrace/demo/fetch.py`, which
+`make install` runs). Otherwise it is the toy model; toy models are part of the package.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ DEMO_NAME = "demo"
 TOY_NAME = "demo-toy"
 INSTRUCT_NAME = "SmolLM2-135M-Instruct"
 INSTRUCT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Its authors' sampling parameters, which the file lacks.
+# The sampling parameters that the model's authors recommend, which its file does not have.
 INSTRUCT_SAMPLING = '{"temperature": 0.2, "top_p": 0.9}'
 
-# The folder is beside this package, and is found without importing the parent package.
+# The demo folder beside this package, found without importing `headrace`.
 _BUNDLED = Path(__file__).resolve().parents[2] / "headrace" / "demo"
 TOY_FOLDER = _BUNDLED / "model"
 TOYS = {TOY_NAME: TOY_FOLDER, "demo-vision": _BUNDLED / "vision"}
@@ -30,15 +30,16 @@ _FETCH = "`python -m headrace.demo.fetch` fetches it"
 
 
 def fetched_models() -> Path:
-    """The folder of fetched models: `models` in the user's cache folder."""
+    """Return the folder of fetched models: `models` in the user's cache folder."""
     return cache_dir() / "models"
 
 
 def find_demo(name: str) -> tuple[str, Path]:
-    """Find one of `DEMO_NAMES`.
+    """Find a demo model by its name, one of `DEMO_NAMES`.
 
     Returns:
-        The name of the model that is used (for `demo` another name), and its folder or file.
+        The name of the model that is served, which for `demo` is another name, and its folder or
+        file.
 
     Raises:
         StartupError: the model is not installed.

@@ -1,6 +1,7 @@
-"""Reads the headers of safetensors files: tensors and their positions. Front-safe: no torch.
+"""Reads the headers of safetensors files: the tensors and their positions. No torch.
 
-Source: the format, an 8-byte little-endian length, that much JSON, then the tensors' bytes.
+Source: the format, which is an 8-byte little-endian length, JSON of that length, then the tensors'
+bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
-# More than any entry of use; each is decoded in one piece.
+# The most characters of one entry of the JSON, which is decoded at once; real entries are shorter.
 MAX_ENTRY_CHARS = 2**19
 _PIECE_BYTES = 2**20
 _SPACES = re.compile(r"[ \t\r\n]*")
@@ -31,10 +32,10 @@ _decoder = json.JSONDecoder()
 
 
 class Reader(Protocol):
-    """An open file."""
+    """An object that bytes are read from, such as an open file."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
+        """Return at most `size` bytes; none at the end."""
 
 
 def entries(file: Reader, num_bytes: int) -> Iterator[tuple[str, Any]]:
@@ -64,7 +65,7 @@ def entries(file: Reader, num_bytes: int) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """A window that moves over the text. It contains the next entry, unless that is too long."""
+    """A window on the text that moves forward; it has the next entry, unless that is too long."""
 
     def __init__(self, file: Reader, num_bytes: int) -> None:
         self._file = file
@@ -82,7 +83,7 @@ class _Text:
         self._at = 0
 
     def next(self) -> str:
-        """Return the next character that is not a space; empty at the end."""
+        """Return the next character that is not blank, without passing it; empty at the end."""
         while True:
             self._fill()
             found = _SPACES.match(self._window, self._at)
@@ -91,16 +92,16 @@ class _Text:
                 return self._window[self._at : self._at + 1]
 
     def take(self, wanted: str) -> None:
-        """Skip `wanted`, which must come next."""
+        """Pass the character `wanted`, which must come next."""
         found = self.next()
         if found != wanted:
             raise ValueError(f"{found!r} in place of {wanted!r}")
         self._at += 1
 
     def value(self) -> Any:
-        """The value that comes next."""
+        """Return the value that comes next, and pass it."""
         self.next()
-        # If a value is too long, the window does not contain its end, so this never takes long.
+        # The window is limited, so a value that is too long fails quickly.
         value, end = _decoder.raw_decode(self._window, self._at)
         if end - self._at > MAX_ENTRY_CHARS:
             raise ValueError(f"an entry of more than {MAX_ENTRY_CHARS} characters")
@@ -110,11 +111,11 @@ class _Text:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# As in the reference implementation.
+# The most bytes of a header, as in the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
-# Ten times as many as the largest models have in all of their files.
+# The most tensors of a model, about ten times as many as the largest models have.
 MAX_TENSORS = 2**18
-# The beginning of the text file that a clone without LFS has instead of a large file.
+# The beginning of a Git LFS pointer, which a clone without LFS has in place of a large file.
 _LFS_PREFIX = b"version "
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -124,11 +125,11 @@ DTYPE_BITS = {
 
 
 def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
-    """Read the headers of all weight files of `folder`, which may be a GGUF file.
+    """Read the headers of all weight files of a folder, or of a GGUF model.
 
     Raises:
-        StartupError: the folder has no weights, only pickled weights, a missing, truncated or
-            malformed shard, or a tensor in two files; the message is one line.
+        StartupError: the folder has no weights or only pickled ones, a missing, truncated or
+            malformed file, or a tensor in two files; the message has one line.
     """
     if is_gguf(folder):
         return gguf_tensor_infos(folder)
@@ -145,7 +146,7 @@ def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of `folder`: the single file, the index's shards, or all files.
+    """Return the safetensors files of `folder`: the single file, those of the index, or all files.
 
     Raises:
         StartupError: there are no such files, or a file that the index names is missing.
@@ -154,7 +155,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).is_file():
         return _indexed_files(folder)
-    # `consolidated` holds the same weights under other names; adapters are not a model.
+    # `consolidated` files have the same weights under other names, and adapters are no models.
     others = sorted(
         path
         for path in folder.glob("*.safetensors")
@@ -178,10 +179,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """Read one file's header, in the order of the bytes.
+    """Read one file's header; return its tensors in the order of their bytes.
 
     Raises:
-        StartupError: the file is not a regular one, truncated or malformed; the message is one
+        StartupError: the file is not a regular one, truncated or malformed; the message has one
             line.
     """
     try:
@@ -247,7 +248,7 @@ def _indexed_files(folder: Path) -> list[Path]:
         raise StartupError(f"{folder / INDEX_FILE}: 'weight_map' is not an object with tensors")
     names: set[str] = set()
     for name in weight_map.values():
-        # A name that leaves the folder could read any file of this machine.
+        # A name with a path could lead to any file of this machine.
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise StartupError(f"{folder / INDEX_FILE}: {name!r} is not a file name")
         names.add(name)

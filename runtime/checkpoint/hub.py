@@ -1,4 +1,4 @@
-"""Resolves a model path or hub id to a local folder. Front-safe: no torch."""
+"""Finds the local folder of a model, given its path or hub id; downloads it if needed. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# The files that serving reads: no pickles, no code, no weights for other frameworks.
+# Patterns of the files that serving reads: no pickles, no code, no weights of other frameworks.
 ALLOW_PATTERNS = [
     "*.json",
     "*.safetensors",
@@ -23,8 +23,8 @@ ALLOW_PATTERNS = [
     "merges.txt",
     "vocab.txt",
 ]
-# The subset that a start needs. A repository may list more: further weights, training files, other
-# formats in separate folders. `*` matches `/` too.
+# Patterns of the files that must be cached for a start without the hub. A repository may have more
+# files: further weights, training files, other formats in folders. `*` matches `/` too.
 NEEDED_PATTERNS = [
     "config.json",
     "hf_quant_config.json",
@@ -46,35 +46,35 @@ NEEDED_PATTERNS = [
     "merges.txt",
     "vocab.txt",
 ]
-# The files that describe the size of a model.
+# The files that are enough to know a model's size.
 CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
 
 class RepositoryNotFound(StartupError):
-    """A path names neither a folder nor a repository that can be found.
+    """A path is neither a local folder nor a repository that can be found.
 
     Attributes:
         repo_id: the id as it was requested.
     """
 
     def __init__(self, repo_id: str, advice: str) -> None:
-        """Report that there is no `repo_id`, with advice."""
+        """Write a message that `repo_id` was not found, with `advice`."""
         super().__init__(f"{repo_id} (repository not found): {advice}")
         self.repo_id = repo_id
 
 
-# Names of GGUF types and their mixtures, as hubs write them after a colon.
+# Matches a GGUF quantization, which may follow a hub id after a colon.
 _QUANTIZATION = re.compile(r"(UD-)?(I?Q\d\w*|T?Q\d_\d|F16|F32|BF16|MXFP4\w*)", re.IGNORECASE)
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-# Longer than any real path or hub id; the system's own error for longer names is less clear.
+# The most characters of a path or hub id. The system's own error for longer names is less clear.
 _MAX_PATH_CHARS = 4096
 
 
 def is_local(path_or_id: str) -> bool:
-    """Whether a model's path names a folder or file of this machine, or a demo model."""
+    """Whether a model's path is a folder or file of this machine, or the name of a demo model."""
     try:
         exists = Path(path_or_id).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
@@ -89,18 +89,18 @@ def resolve_model_folder(
     only_config: bool = False,
     may_download: bool = True,
 ) -> Path:
-    """Return the folder of a model, or its GGUF file; downloads it from the hub if not cached.
+    """Return the folder of a model, or its GGUF file; download it from the hub if not cached.
 
     Args:
-        path_or_id: a local folder, a GGUF file, `owner/name` on the hub, or a demo model's name; a
+        path_or_id: a local folder, a GGUF file, `owner/name` on the hub, or a demo model's name. A
             folder or a hub id may end in a quantization, as in `owner/name:Q4_K_M`.
         revision: branch, tag or commit on the hub; ignored for a local folder.
-        only_config: whether `config.json` suffices, without weights and tokenizer.
+        only_config: whether only the configuration is needed, without weights and tokenizer.
         may_download: whether files that are not cached are fetched from the hub.
 
     Raises:
-        StartupError: the path names neither a folder nor a repository that can be fetched; the
-            message gives advice.
+        StartupError: the path is neither a folder nor a repository that can be fetched; the message
+            says what to do.
     """
     if len(path_or_id) > _MAX_PATH_CHARS:
         raise StartupError(
@@ -121,7 +121,7 @@ def resolve_model_folder(
 
 
 def _split(path_or_id: str) -> tuple[str, str]:
-    """Split a name from its quantization, which is empty if there is none."""
+    """Split a name like `owner/name:Q4_K_M` into name and quantization; the latter may be empty."""
     named, _, quantization = path_or_id.rpartition(":")
     if named and _QUANTIZATION.fullmatch(quantization):
         return named, quantization
@@ -141,7 +141,7 @@ def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
         if quantization and (folder := Path(named).expanduser()).is_dir():
             return _gguf_in(folder, quantization)
         is_file = path.is_file()
-    # A part of the path is too long, or it holds a null byte, or `~` and an unknown user.
+    # A part of the path is too long, or the path has a null byte, or `~` with an unknown user.
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
@@ -155,7 +155,7 @@ def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
 
 
 def _model_in(folder: Path) -> Path:
-    """Return a folder, or the GGUF file in it if it has no safetensors."""
+    """Return the GGUF file in a folder without safetensors; else the folder."""
     if any(folder.glob("*.safetensors")):
         return folder
     return find_gguf(folder) or folder
@@ -189,7 +189,7 @@ def _from_hub(
             return _gguf_in(folder, quantization) if quantization else _model_in(folder)
         except StartupError as error:
             missing = error
-    # A manual download may lack optional files: weights and `config.json` suffice.
+    # After a manual download, optional files may be missing: weights and `config.json` are enough.
     cached = _cached_folder(repo_id, revision, ["config.json"], quantization)
     if cached is None:
         raise missing
@@ -201,7 +201,7 @@ def _from_hub(
 def _cached_folder(
     repo_id: str, revision: str | None, needed: list[str], quantization: str
 ) -> Path | None:
-    """Return the cached copy if it has its weights and all `needed` files; uses no network."""
+    """Return the cached copy if it has weights and all `needed` files; the network is not used."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -223,9 +223,9 @@ def _cached_folder(
             return model
         weight_files(folder)
         if not (folder / SINGLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
-            # Only the hub's listing shows whether these are all files.
+            # The library knows from the hub's listing whether these are all weight files.
             find([*needed, "*.safetensors"])
-    # LocalEntryNotFoundError is an OSError; an interrupted download leaves only some of the files.
+    # (LocalEntryNotFoundError is an OSError.) An interrupted download has only some of the files.
     except (OSError, HFValidationError, StartupError):
         return None
     return folder if (folder / "config.json").is_file() else None

@@ -1,4 +1,4 @@
-"""Reads JSON files of model folders, with errors that name the file and the key. Front-safe."""
+"""Reads JSON files of model folders; errors have the file and the key. No torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MAX_JSON_BYTES = 64 * 2**20
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a file with a JSON object.
 
     Raises:
-        StartupError: the file is not a regular one, unreadable, absurdly large, not JSON or not an
-            object; the message is one line.
+        StartupError: the file is not a regular one, cannot be read, is too large, or is not a JSON
+            object; the message has one line.
     """
     try:
         with BufferedReader(open_regular(path)) as file:
-            # The size that the system reports is not used: some files are longer.
+            # The file is read up to the limit, because some files are longer than their size says.
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
             raise StartupError(f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB")
@@ -37,15 +37,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """Typed access to the keys of a JSON object; null counts as absent."""
+    """Reads the keys of a JSON object with checks of their types; null counts as absent."""
 
     def __init__(self, source: str, values: dict[str, Any]) -> None:
-        """Keep `source`, such as the file's path, for error messages."""
+        """Read `values`; `source`, such as the file's path, is for error messages."""
         self.source = source
         self.values = values
 
     def error(self, key: str, expected: str) -> StartupError:
-        """Return an error that says `key` is missing or not as `expected`."""
+        """Return the error that `key` is missing, or is not what is `expected`."""
         if self.values.get(key) is None:
             return StartupError(f"{self.source}: {key!r} is missing; expected {expected}")
         shown = repr(self.values[key])
@@ -53,10 +53,10 @@ class Keys:
         return StartupError(f"{self.source}: {key!r} is {shown}; expected {expected}")
 
     def integer(self, key: str, high: int, default: int | None = None, *, low: int = 1) -> int:
-        """Return an integer in `[low, high]`.
+        """Return a key's value, an integer in `[low, high]`.
 
         Raises:
-            StartupError: the key is absent without a default, or its value is not such an integer.
+            StartupError: the key is absent and there is no `default`, or the value is another one.
         """
         value = self.values.get(key)
         if value is None and default is not None:
@@ -68,10 +68,10 @@ class Keys:
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """Return a finite number in `[low, high]`.
+        """Return a key's value, a finite number in `[low, high]`.
 
         Raises:
-            StartupError: the key is absent without a default, or its value is not such a number.
+            StartupError: the key is absent and there is no `default`, or the value is another one.
         """
         value = self.values.get(key)
         if value is None and default is not None:
@@ -79,17 +79,17 @@ class Keys:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            # NaN fails this, too. An integer of any length can be compared; not all fit in a float.
+            # NaN is refused here too. The number may be an integer too long for a float.
             or not low <= value <= high
         ):
             raise self.error(key, f"a number from {low:g} to {high:g}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean.
+        """Return a key's value, a boolean.
 
         Raises:
-            StartupError: something else.
+            StartupError: the value is not a boolean.
         """
         value = self.values.get(key)
         if value is None:
@@ -99,10 +99,10 @@ class Keys:
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """Return an object, empty when absent.
+        """Return a key's value, an object; empty if the key is absent.
 
         Raises:
-            StartupError: something else.
+            StartupError: the value is not an object.
         """
         value = self.values.get(key)
         if value is None:
@@ -112,10 +112,10 @@ class Keys:
         return value
 
     def token_ids(self, key: str) -> list[int]:
-        """Return one id or a list of ids as a list, empty when absent.
+        """Return a key's value, one token id or a list of them, as a list; empty if absent.
 
         Raises:
-            StartupError: something else.
+            StartupError: the value is something else.
         """
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]

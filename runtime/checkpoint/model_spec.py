@@ -1,9 +1,9 @@
-"""The description of a model folder, common to all families: the base of every `spec.py`.
+"""`ModelSpec`, the description of a model that all families share: the base of every `spec.py`.
 
-Front-safe.
+No torch.
 
-A family's `runtime/models/<family>/spec.py` reads `config.json` into its own class that derives
-from `ModelSpec`. Other code uses only what is declared here.
+A family's `runtime/models/<family>/spec.py` reads `config.json` into a class of its own that
+derives from `ModelSpec`. Other code uses only what is declared here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from runtime.checkpoint.score_activation import ScoreActivation
 from runtime.checkpoint.sentence_transformers import Pooling, TextPrompts
 from runtime.checkpoint.vision_spec import VisionSpec
 
-# A model's output: logits of the next token, a vector for a text, a score for each class.
+# What a model computes: logits of the next token, a vector for a text, or a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
-# The kind of a weight: norms multiply by it, zero-centered norms by 1 plus it, codes by their
-# scale; others belong to modules that are not ours, and are never quantized.
+# The kind of a weight. A norm multiplies by the weight, a zero-centered norm by 1 plus the weight.
+# A scale is what quantized values are multiplied by. `other` belongs to modules of `transformers`,
+# and is never quantized.
 WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm", "scale", "other"]
-# The plain types in which every weight may be stored, with safetensors' names.
+# The plain types in which every weight may be stored, by the names in safetensors files.
 FLOATS = ("F32", "F64", "F16", "BF16")
 
 
@@ -34,14 +35,14 @@ class WeightSpec:
 
     Attributes:
         name: name in the checkpoint.
-        shape: the whole shape, before it is split among ranks.
-        target: our parameter, such as `model.layers.0.self_attn.qkv_proj.weight`.
+        shape: the whole shape, before ranks split the tensor.
+        target: the parameter that it fills, such as `model.layers.0.self_attn.qkv_proj.weight`.
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
-        of: for a scale, the name of the codes that the scale belongs to. If the checkpoint has
-            floats instead of codes, the scale is computed. For floats, the name of the codes that
-            the floats become.
+        of: for a scale, the name of the quantized values that it belongs to; if the checkpoint has
+            floats instead of these, the scale is computed. For floats, the name of the quantized
+            values that they become.
         is_precise: whether its product is computed in float32 in every model.
     """
 
@@ -55,7 +56,7 @@ class WeightSpec:
     is_precise: bool = False
 
     def has_shape(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor may have this shape; tools may omit scales' dimensions of 1."""
+        """Whether a tensor may have this shape; for a scale, dimensions of 1 may be missing."""
         if self.kind != "scale":
             return tuple(shape) == self.shape
         first, second = ([size for size in one if size != 1] for one in (shape, self.shape))
@@ -63,14 +64,14 @@ class WeightSpec:
 
 
 class Quantization(ABC):
-    """How a model's matrices are stored if not as plain numbers: the front half of a method.
+    """How a model's matrices are stored, if not as plain numbers. It is half of a method.
 
-    The device half, which turns the same tensors into parameters and products, is found in the
-    registry `runtime.models.quantization`.
+    The other half turns the stored tensors into parameters and products on the device. It is found
+    in the registry `runtime.models.quantization`.
 
     Attributes:
         method: the method's name in the registry.
-        kv_cache_dtype: form of keys and values that the checkpoint was made for, a value of
+        kv_cache_dtype: format of keys and values that the checkpoint was made for, a value of
             `--kv-cache-dtype`.
     """
 
@@ -79,14 +80,14 @@ class Quantization(ABC):
 
     @abstractmethod
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
-        """Return the stored tensors of a weight: only the weight if the method does not change it.
+        """Return the tensors that are stored for a weight; the weight itself if it is stored plain.
 
-        Their targets name the same layer, and parameters that the device half makes.
+        Their targets are in the same layer, which the other half gives these parameters.
         """
 
     @abstractmethod
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
-        """Return the bytes that a whole weight takes on a device.
+        """Return the number of bytes that a whole weight takes on a device.
 
         Args:
             weight: a weight as its family lists it.
@@ -97,12 +98,12 @@ class Quantization(ABC):
     def kv_scales(self, attention: str) -> Mapping[str, str]:  # noqa: ARG002  # most have none
         """Return the names of the scales of an attention module's keys (`k`) and values (`v`).
 
-        Empty if the files have none.
+        The result is empty if the files have none.
         """
         return {}
 
     def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
-        """Return the same quantization with the family's tensor names instead of the files'."""
+        """Return the same quantization with the family's tensor names in place of the files'."""
         return self
 
     @property
@@ -113,13 +114,14 @@ class Quantization(ABC):
 
 @dataclass(frozen=True)
 class PagedState:
-    """Keys and values of every token, in pages.
+    """The state of attention: keys and values of every token, in pages.
 
     Attributes:
         num_kv_heads: key/value heads of all ranks together.
-        window: keys that a query sees, including its own; `None` for all. Keys that no later query
-            sees need not be kept.
-        form: form in which keys and values are stored, a name of `kernels.kv_forms`; `auto` for
+        head_dim: elements of a head.
+        window: number of keys that a query sees, with its own; `None` for all. Keys that no later
+            query sees need not be kept.
+        form: format in which keys and values are stored, a name of `kernels.kv_forms`; `auto` for
             the model's type.
         is_whole: whether every rank keeps all heads.
     """
@@ -131,7 +133,7 @@ class PagedState:
     is_whole: bool = False
 
     def heads_of_rank(self, tp_size: int) -> int:
-        """Key/value heads of one rank: with fewer heads than ranks, ranks hold copies."""
+        """Return the key/value heads of one rank; with fewer heads than ranks, they are copied."""
         if self.is_whole:
             return self.num_kv_heads
         return max(1, self.num_kv_heads // tp_size)
@@ -139,16 +141,16 @@ class PagedState:
 
 @dataclass(frozen=True)
 class LatentState(PagedState):
-    """A latent row for every token, in pages; keys and values are both computed from the row.
+    """The state of attention over latents (MLA): a row for every token, in pages.
 
-    The row counts as the row of a single head. Every rank keeps the whole row. The first elements
-    of the row are the values.
+    Keys and values are both computed from the row, whose first elements are the values. It counts
+    as the row of a single head, and every rank keeps the whole row.
     """
 
 
 @dataclass(frozen=True)
 class SharedState:
-    """The state of another layer.
+    """The state of a layer that reads the keys and values of another layer.
 
     Attributes:
         layer_idx: index of that layer.
@@ -164,11 +166,11 @@ class NoState:
 
 @dataclass(frozen=True)
 class StatePart:
-    """A tensor of a recurrent state.
+    """One tensor of a recurrent state.
 
     Attributes:
-        shape: the tensor's shape for one sequence, before ranks split the tensor.
-        split_dim: index of the dimension that the ranks split.
+        shape: the tensor's shape for one sequence, before ranks split it.
+        split_dim: index of the dimension that ranks split.
         dtype: the tensor's type; `auto` for the model's type.
     """
 
@@ -177,19 +179,19 @@ class StatePart:
     dtype: Literal["auto", "float32"] = "auto"
 
     def shape_of_rank(self, tp_size: int) -> tuple[int, ...]:
-        """Shape of one rank's part."""
+        """Return the shape of one rank's part."""
         sizes = enumerate(self.shape)
         return tuple(size // tp_size if i == self.split_dim else size for i, size in sizes)
 
     def bytes_of_rank(self, tp_size: int, itemsize: int) -> int:
-        """Bytes of one rank's part; `itemsize` is the size of a number in the model's type."""
+        """Return the bytes of one rank's part; `itemsize` is for a number of the model's type."""
         size = 4 if self.dtype == "float32" else itemsize
         return math.prod(self.shape_of_rank(tp_size)) * size
 
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """A state of fixed size for all tokens so far; each further token changes the state.
+    """A state of fixed size for all tokens so far, which each further token changes.
 
     Attributes:
         parts: the tensors of the state.
@@ -198,35 +200,39 @@ class RecurrentState:
     parts: tuple[StatePart, ...]
 
 
-# The state that one layer keeps of a sequence between steps. Pools, allocation, prefix cache and
-# memory arithmetic follow from it.
+# What one layer keeps of a sequence between steps. KV pools, allocation, prefix cache and estimates
+# of memory follow from it.
 LayerState = PagedState | SharedState | RecurrentState | NoState
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """A model's sizes and other settings, in the form that all code uses.
+    """The sizes and other settings of a model, in the form that all code uses.
 
     Attributes:
         architecture: class name in `config.json`, such as `Qwen3ForCausalLM`.
-        context_len: longest sequence that the positions allow, including scaling.
+        model_type: `model_type` of `config.json`, such as `qwen3`.
+        vocab_size: number of token ids.
+        hidden_size: elements of a hidden state.
+        context_len: length of the longest sequence that the positions allow, with scaling.
         eos_token_ids: ids that end a text, from `generation_config.json` and `config.json`; for a
-            serving model, also from the tokenizer.
+            model that serves requests, also from the tokenizer.
+        bos_token_id: id that starts a text; `None` if there is none.
         dtype: the checkpoint's own type, such as `bfloat16`.
-        generation_defaults: sampling keys of `generation_config.json`, native names.
+        generation_defaults: sampling parameters of `generation_config.json`, by our names.
         raw: the whole of `config.json`, with `overrides`.
         overrides: the operator's keys, which replace those of `config.json`.
-        gives: the kind of output.
-        pooling: for vectors or scores: how tokens are pooled, and the layers after that.
-        text_limit: for vectors: most tokens of a text, as the folder sets it; `None` for as many as
-            the positions allow.
-        prompts: for vectors: prompts that may precede a text.
+        gives: what the model computes.
+        pooling: for vectors or scores, how tokens are pooled, and the layers after that.
+        text_limit: for vectors, the most tokens of a text, as the folder sets it; `None` for as
+            many as the positions allow.
+        prompts: for vectors, the prompts that may precede a text.
         labels: names of the scores, in order.
-        score_activation: for a model with one score: the function that turns it into a relevance.
+        score_activation: for a model with one score, the function that makes it a relevance.
         vision: how the model takes images; `None` if it takes none.
         quantization: how the model's matrices are stored; `None` for plain numbers.
         has_own_head: whether the files hold a separate head although `config.json` ties it.
-        impl: what serves the model: a family of ours (`headrace`), or the adapter to
+        impl: what serves the model: one of our families (`headrace`), or the adapter to
             `transformers` (`transformers`).
     """
 
@@ -254,12 +260,12 @@ class ModelSpec(ABC):
 
     @cached_property
     def logical_weights(self) -> Sequence[WeightSpec]:
-        """Every weight as the model uses it, in the order of the layers."""
+        """The weights as the model uses them, in the order of the layers."""
         return (*self._list_weights(), *head_weights(self.pooling))
 
     @cached_property
     def weights(self) -> Sequence[WeightSpec]:
-        """Every tensor that the checkpoint must have, in the order of the layers."""
+        """The tensors that the checkpoint must have, in the order of the layers."""
         if self.quantization is None:
             return self.logical_weights
         expand = self.quantization.expand
@@ -267,10 +273,10 @@ class ModelSpec(ABC):
 
     @cached_property
     def weights_in_floats(self) -> Mapping[str, WeightSpec]:
-        """Weights whose stored codes have another name than the floats that a trainer sends.
+        """The weights whose quantized values are stored under another name than a trainer's floats.
 
-        The keys are the names that a trainer sends. A weight has the target of its codes, and its
-        `of` is the name of the codes.
+        The keys are the names that a trainer sends. A weight has the target of its quantized
+        values, and their name as its `of`.
         """
         if self.quantization is None:
             return {}
@@ -286,27 +292,27 @@ class ModelSpec(ABC):
         """Return the weights of the family, except the layers after the pooling."""
 
     def canonical(self, name: str) -> str:
-        """Return the name in `weights` of a checkpoint's tensor.
+        """Return the name in `weights` of a tensor of the checkpoint.
 
-        Tensors have other names if a model was saved as a part of another one.
+        The two differ if the model was saved as a part of another one.
         """
         return name
 
     @property
     def output_size(self) -> int:
-        """Elements of the output for one text; for a model that gives vectors or scores."""
+        """Number of elements of the output for one text, if the model gives vectors or scores."""
         layers = self.pooling.layers
         return layers[-1].out_size if layers else self.hidden_size
 
     @property
     def token_size(self) -> int:
-        """Elements of the vector for one token; for a model that gives vectors."""
+        """Number of elements of the vector for one token, if the model gives vectors."""
         return self.output_size if self.pooling.per_token else self.hidden_size
 
     @property
     @abstractmethod
     def layer_states(self) -> Sequence[LayerState]:
-        """The state that each layer keeps of a sequence between steps."""
+        """What each layer keeps of a sequence between steps."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -314,15 +320,15 @@ class ModelSpec(ABC):
         return {}
 
     def untied(self) -> ModelSpec:
-        """Return the same model with a separate head, if `aliases` names one."""
+        """Return the same model with a separate head if `aliases` names one, else this model."""
         return self
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a checkpoint tensor that is not in `weights` is known to be superfluous."""
+        """Whether a tensor of the checkpoint outside `weights` is known to be unnecessary."""
         return name in self.aliases
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # families know
-        """Return what cannot be split evenly among ranks, such as `3 attention heads`.
+        """Return what the ranks cannot share evenly, such as `3 attention heads`.
 
         Args:
             tp_size: ranks that share each layer.
@@ -331,7 +337,7 @@ class ModelSpec(ABC):
         return []
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:  # noqa: B027  # families need none
-        """Refuse options that this model cannot be served with.
+        """Refuse options that the model cannot be served with.
 
         Args:
             tp_size: ranks that share each layer.
@@ -343,20 +349,20 @@ class ModelSpec(ABC):
 
     @property
     def applies_kv_scales(self) -> bool:
-        """Whether attention applies a checkpoint's scales of keys and values.
+        """Whether attention applies the checkpoint's scales of keys and values, if it has some.
 
-        The checkpoint was made for 8-bit keys and values with these scales.
+        Such a checkpoint was made for 8-bit keys and values with these scales.
         """
         return True
 
     @property
     def num_experts(self) -> int:
-        """Experts of a layer; 0 if there are none."""
+        """Number of experts of a layer; 0 if there are none."""
         return 0
 
     @property
     def num_experts_per_token(self) -> int:
-        """Experts that a token passes in a layer; 0 if there are none."""
+        """Number of experts that a token passes in a layer; 0 if there are none."""
         return 0
 
     @property
@@ -366,11 +372,11 @@ class ModelSpec(ABC):
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all weights together."""
+        """Number of elements of all weights together."""
         return sum(math.prod(spec.shape) for spec in self.logical_weights)
 
     def weight_bytes(self, itemsize: int, device: str) -> int:
-        """Bytes of all weights on a device.
+        """Return the bytes of all weights on a device.
 
         Args:
             itemsize: bytes of a number of the type that the model is computed in.
@@ -383,12 +389,12 @@ class ModelSpec(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """Elements of the weights that one token reads; of experts, one token reads only a few."""
+        """Number of elements of the weights that one token reads, which are few of the experts'."""
         return self.num_parameters
 
     @property
     def keeps_state(self) -> bool:
-        """Whether state is kept between steps; otherwise a text is computed whole, in one step."""
+        """Whether a layer keeps state between steps; if not, a text is computed in one step."""
         return any(not isinstance(state, NoState) for state in self.layer_states)
 
     @property
@@ -397,7 +403,7 @@ class ModelSpec(ABC):
         return any(isinstance(state, RecurrentState) for state in self.layer_states)
 
     def state_slot_bytes(self, tp_size: int, itemsize: int) -> int:
-        """Bytes of one slot: a rank's recurrent states of one sequence, for one number of tokens.
+        """Return the bytes of one slot: a rank's recurrent states after some tokens of a sequence.
 
         Args:
             tp_size: ranks that share each layer.
@@ -417,14 +423,14 @@ class ModelSpec(ABC):
 
     @property
     def max_window(self) -> int | None:
-        """Most keys that any query sees; `None` if some layer's queries see all keys."""
+        """Largest number of keys that any query sees; `None` if a layer's queries see all keys."""
         windows = [s.window for s in self.layer_states if isinstance(s, PagedState)]
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
 
     @property
     def grouped_window(self) -> int | None:
-        """Most keys that a query of a windowed layer sees, if other layers see all keys.
+        """Largest number of keys that a query of a windowed layer sees, if other layers see all.
 
         `None` if no such layer has a window, or all have one, or layers keep something else than
         keys and values of their own.
@@ -435,9 +441,9 @@ class ModelSpec(ABC):
 
     @property
     def image_cell(self) -> int:
-        """Pixels of the side of an image token, if its position has a row and a column.
+        """Side in pixels of an image token, if its position has a row and a column.
 
-        0 if its position is its index in the sequence, like any token's.
+        0 if its position is its index in the sequence, as for any other token.
         """
         return 0
 

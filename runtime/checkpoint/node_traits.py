@@ -1,4 +1,4 @@
-"""Collects what a worker's nodes must have in common: the ranks' options, and the model."""
+"""Collects what must be the same on all nodes of a worker: versions, options and the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.gguf")
 
 
 def traits_of(config: WorkerConfig) -> NodeTraits:
-    """Return this node's options and model, to be compared with those of the other nodes."""
+    """Return this node's version, options and model, for comparison with the other nodes'."""
     try:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def traits_of(config: WorkerConfig) -> NodeTraits:
 
 
 def _digest_of_model(config: WorkerConfig) -> str:
-    """Digest `config.json` and the names and sizes of the weight files; no weight is read."""
+    """Return a hash of `config.json` and of the weight files' names and sizes; reads no weights."""
     folder = Path(config.model_folder)
     digest = hashlib.sha256()
     files = [folder] if folder.is_file() else []

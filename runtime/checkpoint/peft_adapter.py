@@ -1,9 +1,9 @@
-"""Reads a folder of PEFT: a low-rank adapter (LoRA) of some of a model's matrices. No torch.
+"""Reads a PEFT folder with a low-rank adapter (LoRA) of some of a model's matrices. No torch.
 
-An adapter that needs other arithmetic, or code, is refused by the name of that feature. An adapter
-with a tensor that the served model has no place for is refused, too.
+An adapter that needs other arithmetic or code is refused, with the feature's name. An adapter with
+a tensor that does not fit the served model is refused too.
 
-Source: `adapter_config.json` and the names of tensors as PEFT 0.17 writes them.
+Source: `adapter_config.json` and the tensors' names, as PEFT 0.17 writes them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_ALPHA = 1e6
 _TENSOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight"
 )
-# Nothing multiplies by these: attention over latents uses their numbers in another form.
+# Matrices that attention over latents uses in another form, so adapters cannot change them.
 _ABSORBED = {"kv_b_proj", "k_b_proj", "v_b_proj"}
 _IN_LAYERS = re.compile(r"model\.layers\.\d+\..+\.weight")
-# A key of `rank_pattern` or `alpha_pattern` without any sign of a regular expression.
+# Matches a key of `rank_pattern` or `alpha_pattern` that is a name, not a regular expression.
 _PLAIN_KEY = re.compile(r"\^?[\w.]+\$?")
-# Keys that ask for arithmetic which is not that of plain adapters, with the word to refuse them by.
+# Keys that change the arithmetic of plain adapters, with the name of the feature for the error.
 _OTHER_ARITHMETIC = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -45,19 +45,20 @@ _OTHER_ARITHMETIC = {
     "trainable_token_indices": "trainable_token_indices",
     "target_parameters": "target_parameters (adapters of experts)",
 }
-# Ways to begin an adapter that change the weights of its base as well.
+# Ways to initialise an adapter that change the weights of its base model as well.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass(frozen=True)
 class AdapterMatrix:
-    """The two factors of what an adapter adds to one matrix of the model.
+    """What an adapter adds to one matrix of the model: `scale` times the product of `b` and `a`.
 
     Attributes:
         weight: the matrix, as its family lists it.
         a: `[rank, in_features]`.
         b: `[out_features, rank]`.
-        scale: factor of the product of `b` and `a`.
+        rank: the rank of the product.
+        scale: factor of the product.
     """
 
     weight: WeightSpec
@@ -83,9 +84,9 @@ class AdapterSpec:
 def adaptable_weights(model: ModelSpec) -> dict[str, WeightSpec]:
     """Return the matrices that adapters may change, by the names of their modules.
 
-    They are the linear layers of the decoder's blocks: neither embeddings nor head, neither the
-    experts of a mixture nor towers for images. Routers that compute in float32 are not among them,
-    because an adapter's factors have the model's type.
+    They are the linear layers in the decoder's blocks, without the experts of a mixture.
+    Embeddings, head and image towers are not among them. Neither are routers that compute in
+    float32, because an adapter's factors have the model's type.
     """
     return {
         weight.name.removesuffix(".weight"): weight
@@ -103,14 +104,14 @@ def module_kind(module: str) -> str:
 
 
 def target_modules(model: ModelSpec, asked: Collection[str]) -> list[str]:
-    """Return the kinds of modules that adapters may change, such as `q_proj`; sorted.
+    """Return the kinds of modules that adapters may change, such as `q_proj`, sorted.
 
     Args:
         model: the served model.
-        asked: kinds; all if there are none, or if `all` is one of them.
+        asked: the wanted kinds; an empty collection, or one with `all`, means all kinds.
 
     Raises:
-        StartupError: the model has no module of that kind; the message lists those it has.
+        StartupError: the model has no module of a wanted kind; the message lists its kinds.
     """
     known = sorted({module_kind(module) for module in adaptable_weights(model)})
     if not asked or "all" in asked or "all-linear" in asked:
@@ -132,11 +133,11 @@ def read_adapter(
     Args:
         folder: a folder with `adapter_config.json` and `adapter_model.safetensors`.
         model: the served model.
-        max_rank: the largest rank that there is room for.
-        targets: kinds of modules that there is room for.
+        max_rank: the largest rank that the server has memory for.
+        targets: kinds of modules that the server has memory for.
 
     Raises:
-        StartupError: it cannot be served; one line that says why.
+        StartupError: the adapter cannot be served; the message is one line that says why.
     """
     if not folder.is_dir():
         raise StartupError(f"{folder} is not an adapter's folder")
@@ -157,10 +158,10 @@ def check_adapter(
     max_rank: int,
     targets: Collection[str],
 ) -> AdapterSpec:
-    """Check an adapter's configuration and tensors; see `read_adapter`.
+    """Check an adapter's configuration and tensors; other arguments are as in `read_adapter`.
 
     Raises:
-        StartupError: it cannot be served; one line that says why.
+        StartupError: the adapter cannot be served; the message is one line that says why.
     """
     _refuse_other_arithmetic(config)
     _refuse_saved_modules(config)
@@ -195,7 +196,7 @@ def check_adapter(
 
 
 def rank_of(config: Keys, module: str) -> int:
-    """Return the rank that the configuration gives a module.
+    """Return the rank that an adapter's configuration gives a module.
 
     Raises:
         StartupError: the rank is not a valid number, or a pattern is a regular expression.

@@ -1,4 +1,4 @@
-"""Reads how images are prepared from `preprocessor_config.json`. Front-safe: no torch."""
+"""Reads from `preprocessor_config.json` how images are prepared for the model. No torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from runtime.checkpoint.vision_spec import VisionSpec
 
 MAX_SIDE = 2**16
 _MAX_PIXELS = MAX_SIDE**2
-# Pillow's filters: nearest, Lanczos, bilinear, bicubic, box, Hamming.
+# The greatest number of a Pillow filter: nearest, Lanczos, bilinear, bicubic, box, Hamming.
 _MAX_FILTER = 5
 _STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
 def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
-    """Override a family's image settings with the settings in a model's folder.
+    """Return a family's image settings with those of a model's folder in their place.
 
     Args:
-        folder: folder of the model, or the file that replaces its `config.json`.
-        spec: settings of the family's `config.json`, with its processor's defaults.
+        folder: folder of the model, or a file that takes the place of its `config.json`.
+        spec: settings from the family's `config.json`, with the defaults of its processor.
 
     Raises:
-        StartupError: a step is switched off, or a number is absurd or does not fit the tower; the
-            message is one line.
+        StartupError: a step is switched off, or a number is out of bounds or does not fit the
+            tower; the message has one line.
     """
     keys = _read_keys(folder if folder.is_dir() else folder.parent)
     for step in _STEPS:
@@ -47,7 +47,7 @@ def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
 
 
 def _read_keys(folder: Path) -> Keys:
-    """Read the image processor's keys; transformers 5 may put them into `processor_config.json`."""
+    """Read the image processor's keys, which may be in `processor_config.json` (transformers 5)."""
     path = folder / "preprocessor_config.json"
     if path.is_file():
         return Keys(str(path), read_json_object(path))
@@ -77,7 +77,7 @@ def _is_share(number: object, is_std: bool) -> bool:
 
 
 def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """Read bounds of an image's pixels, which may also be named as edges in `size`."""
+    """Set the bounds on an image's pixels, which `size` may also name as edges."""
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     bounds = []
     for key, edge, default in (
@@ -94,7 +94,7 @@ def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
 
 
 def _with_side(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """Check the side: the tower has learned positions of patches for one size only."""
+    """Check the images' side: the tower's learned positions are for one size only."""
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     for key in ("height", "width"):
         if size.integer(key, MAX_SIDE, spec.side) != spec.side:

@@ -1,7 +1,6 @@
-"""Opens files of a model folder: only regular ones, so that no open and no read blocks.
+"""Opens files of a model folder, only regular ones, so that opening and reading never block.
 
-A client that may name a folder may have put a pipe or a device there, with the name of a file.
-Front-safe.
+A client that may name a folder may have put a pipe or a device there in place of a file. No torch.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a regular file for reading, unbuffered; links are followed, as the hub's cache needs.
+    """Open a regular file for reading, without a buffer. Links are followed, as in the hub's cache.
 
     Raises:
-        StartupError: the file is not a regular one; the message is one line.
+        StartupError: the file is not a regular one; the message has one line.
         OSError: the file cannot be opened.
     """
-    # Checked before opening, because opening a device may have effects; and after, because the path
-    # may name another file by now. With O_NONBLOCK, opening a pipe does not wait for a writer.
+    # The type is checked before opening, because opening a device may have effects. It is checked
+    # again afterwards, because the path may lead to another file by then. With O_NONBLOCK, opening
+    # a pipe does not wait for a writer.
     _require_regular(path, path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""The rotary embedding in `config.json`, as transformers 4 and 5 write it. Front-safe: no torch."""
+"""Reads the rotary embedding in `config.json`, as transformers 4 and 5 write it. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _PARTIAL = "partial_rotary_factor"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding.
+    """Settings of a rotary position embedding (RoPE).
 
     Attributes:
         theta: base of the frequencies.
-        scaling: kind of context extension.
+        scaling: how frequencies are changed for longer contexts.
         parameters: settings of the scaling, as in `config.json` (`factor`, `beta_fast`, ...).
-        interleaved: whether neighbours rotate together; if not, elements of the two halves do.
+        interleaved: whether neighboring elements rotate together; if not, elements at the same
+            place of a head's two halves do.
     """
 
     theta: float = 10000.0
@@ -36,18 +37,18 @@ def read_rope(
 ) -> tuple[RopeConfig, int]:
     """Return the rotary embedding and the longest sequence it allows, including scaling.
 
-    transformers 5 keeps everything in `rope_parameters`; transformers 4 has `rope_theta` and an
-    optional `rope_scaling`, which wins if a file has both.
+    transformers 5 writes all settings to `rope_parameters`. transformers 4 writes `rope_theta` and
+    perhaps `rope_scaling`, which takes precedence if a file has both.
 
     Args:
         config: keys of the model.
-        layer_type: the type of layer whose settings are read if version 5 nests them by type; empty
-            if all layers must have the same settings.
+        layer_type: the type of layer whose settings are read, if the file has settings by type;
+            empty if all layers must have the same settings.
         theta_key: key of the base in version 4.
         theta: the base if the file has none.
 
     Raises:
-        StartupError: an unsupported kind of scaling, or a missing or absurd number.
+        StartupError: the kind of scaling is not supported, or a number is missing or out of bounds.
     """
     max_positions = config.integer("max_position_embeddings", MAX_POSITIONS)
     key = "rope_scaling" if config.mapping("rope_scaling") else "rope_parameters"
@@ -56,14 +57,14 @@ def read_rope(
     for keys in (config, rope):
         if keys.number(_PARTIAL, 0.0, 1.0, 1.0) != 1.0:
             raise keys.error(_PARTIAL, "1: partial rotation is not supported")
-    # Old files call it `type`.
+    # Old files have the key `type`.
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if kind == "default":
         return RopeConfig(theta=theta), max_positions
     if kind == "dynamic":
-        # Beyond the original context its frequencies depend on the length of the sequence, so
-        # cached keys would go stale. It is served within the original context, where it has no
-        # effect.
+        # Beyond the original context, the frequencies would depend on the sequence's length, so
+        # cached keys would become wrong. Such a model is served within its original context, where
+        # the scaling has no effect.
         return RopeConfig(theta=theta, scaling="dynamic"), max_positions
     if kind == "linear":
         factor = rope.number("factor", 1.0, _MAX_FACTOR)
@@ -79,7 +80,7 @@ def read_rope(
         context_len = max(max_positions, _stretched(original, float(numbers["factor"])))
         return RopeConfig(theta=theta, scaling="yarn", parameters=numbers), context_len
     if kind == "factors":
-        # Factors of Llama 3 and others: a GGUF file has the results instead of the rule.
+        # A GGUF file has one factor for each frequency, not the rule (such as Llama 3's) behind it.
         factors = rope.values.get("factors")
         if not isinstance(factors, list) or not all(isinstance(one, float) for one in factors):
             raise rope.error("factors", "a number for each angle")
@@ -92,15 +93,16 @@ def read_rope(
 
 
 def read_partial_rope(config: Keys, head_dim: int, share: float) -> tuple[RopeConfig, int, int]:
-    """Return the result of `read_rope`, and how many elements of a head rotate, the first ones.
+    """Return what `read_rope` returns, and how many elements of a head rotate: the first ones.
 
     Args:
         config: keys of the model.
         head_dim: elements of a head.
-        share: share of a head that rotates, if the file does not say.
+        share: the share of a head that rotates, if the file does not say.
 
     Raises:
-        StartupError: see `read_rope`; or the share is not an even number of elements.
+        StartupError: for the reasons of `read_rope`, or if the share is not an even number of
+            elements.
     """
     found = config.values.get(_PARTIAL)
     values = {key: value for key, value in config.values.items() if key != _PARTIAL}
@@ -119,7 +121,7 @@ def read_partial_rope(config: Keys, head_dim: int, share: float) -> tuple[RopeCo
 
 
 def _without_layer_types(config: Keys, key: str, layer_type: str) -> dict[str, Any]:
-    """Return one set of numbers; transformers 5 may nest one for each type of layer."""
+    """Return one set of settings; transformers 5 may write one for each type of layer."""
     rope = config.mapping(key)
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if not nested:

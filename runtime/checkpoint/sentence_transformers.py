@@ -1,7 +1,7 @@
-"""The steps after a text encoder's layers: pooling, dense layers, normalization. Front-safe.
+"""Reads the steps after a text encoder's layers: pooling, dense layers, normalization. No torch.
 
-sentence-transformers folders define these steps in separate files, classifiers by their
-architecture.
+Folders of sentence-transformers describe these steps in separate files. For classifiers they follow
+from the architecture.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FILE = "config_sentence_transformers.json"
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts that are put before a text.
+    """Prompts that may be put before a text.
 
     Attributes:
-        by_name: texts of the model's prompts by name, such as `query` and `document`.
+        by_name: the texts of the model's prompts by name, such as `query` and `document`.
         default: name of the prompt for requests that name none; empty for no prompt.
     """
 
@@ -33,10 +33,10 @@ class TextPrompts:
 
 
 def read_prompts(folder: Path) -> TextPrompts:
-    """Read the prompts of a model folder; there are none without the file.
+    """Read the prompts of a model folder; without the file there are none.
 
     Raises:
-        StartupError: a prompt is not a text, or the default is none of the prompts; the message is
+        StartupError: a prompt is not a text, or the default is none of the prompts; the message has
             one line.
     """
     path = folder / FILE
@@ -52,13 +52,13 @@ def read_prompts(folder: Path) -> TextPrompts:
     return TextPrompts(prompts, default)
 
 
-# Named after the kind of model it was first written for.
+# Kinds of models in the names of files that set the length of texts.
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
 
 
 def read_text_limit(folder: Path) -> int | None:
-    """Return how many tokens a text keeps, special ones included; `None` for as many as fit.
+    """Return the most tokens of a text, with special ones; `None` for as many as the model takes.
 
     Raises:
         StartupError: the number is invalid, or texts must be lowercased before the tokenizer.
@@ -74,7 +74,7 @@ def read_text_limit(folder: Path) -> int | None:
 
 
 Mode = Literal["mean", "cls", "last"]
-# As sentence-transformers writes them since version 6; earlier versions write flags.
+# Names of the pooling modes in files since version 6; earlier versions write flags.
 _MODES: dict[str, Mode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _FLAGS: dict[str, Mode] = {
     "pooling_mode_mean_tokens": "mean",
@@ -85,7 +85,7 @@ _FLAGS: dict[str, Mode] = {
 
 BlockActivation = Literal["tanh", "gelu", "gelu_tanh", "relu"]
 HeadActivation = Literal["", BlockActivation]
-# The last part of the class names that sentence-transformers writes.
+# Activations by the last part of the class name that sentence-transformers writes.
 _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
     "Identity": "",
     "Tanh": "tanh",
@@ -94,8 +94,8 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
 }
 
 
-# A mask only matters for comparing vectors, which clients do, so the server returns all tokens'
-# vectors.
+# The order in which modules must come. A MultiVectorMask has no effect: it is only for comparing
+# vectors, which clients do.
 _ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "MultiVectorMask": 3, "Normalize": 3}
 
 
@@ -104,14 +104,16 @@ class HeadLayer:
     """A dense layer after the pooled vector, with its activation and norm.
 
     Attributes:
-        name: name of its weights in the checkpoint, without `.weight`; with `file`, our name for
-            them.
-        activation: function that is applied to the layer's output; empty for none.
+        name: name of its weights in the checkpoint, without `.weight`; with `file`, the name that
+            is used for them here.
+        in_size, out_size: elements of its input and output.
+        bias: whether it has a bias.
+        activation: function that is applied to its output; empty for none.
         norm: name of the layer norm after the activation; empty for none.
         norm_eps: epsilon of that norm.
         norm_bias: whether that norm has a bias.
-        file: the file of its weights, relative to the folder, with `linear.weight` and
-            `linear.bias`; empty if they are in the model's files.
+        file: the file with its weights, relative to the folder, as `linear.weight` and
+            `linear.bias`; empty if the model's files have them.
     """
 
     name: str
@@ -127,15 +129,15 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the output for a text is computed from its tokens' vectors.
+    """How the output for a text is computed from the vectors of its tokens.
 
     Attributes:
-        mode: the mean of all tokens, the first token, or the last.
+        mode: which vector is used: the mean of all tokens, the first token's, or the last token's.
         normalize: whether the output is scaled to unit length.
         layers: layers after the pooled vector, in order.
-        include_prompt: whether the tokens of a text's prompt are pooled like the text's own.
-        per_token: whether nothing is pooled: `layers` apply to each token's vector (late
-            interaction), and a text has no vector.
+        include_prompt: whether the tokens of a text's prompt are pooled too.
+        per_token: whether vectors are not pooled. `layers` then apply to each token's vector (late
+            interaction), and a text has no vector of its own.
     """
 
     mode: Mode = "mean"
@@ -146,15 +148,15 @@ class Pooling:
 
 
 def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
-    """Read `modules.json` and the files of the modules.
+    """Read `modules.json` and the files of the modules that it names.
 
     Args:
         folder: folder of the model.
+        default: the mode if there is no `modules.json`; vectors are then normalized.
         size: elements of a token's vector.
-        default: the mode of a folder without `modules.json`; its vectors have unit length.
 
     Raises:
-        StartupError: a kind of module or pooling is not supported; the message is one line.
+        StartupError: a kind of module or pooling is not supported; the message has one line.
     """
     path = folder / "modules.json"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""A tensor in a weight file: safetensors or GGUF. Front-safe: no torch."""
+"""Describes a tensor in a weight file, safetensors or GGUF. No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ class TensorInfo:
     """One tensor of a checkpoint.
 
     Attributes:
-        dtype: safetensors' name, such as `BF16`, or GGUF's, such as `Q4_K`.
-        shape: the shape in numbers, however they are stored.
-        start, end: byte range in the file.
+        name: its name.
+        dtype: its type, named as in safetensors, such as `BF16`, or as in GGUF, such as `Q4_K`.
+        shape: its shape in numbers, however they are stored.
+        file: the file that has its bytes.
+        start, end: range of its bytes in the file.
         interleaved_heads: number of heads whose two halves the file interleaves row by row; 0 if
-            rows are in order.
-        offset: the offset that the file has added to every number.
+            the rows are in order.
+        offset: a number that was added to every number in the file.
     """
 
     name: str
@@ -30,5 +32,5 @@ class TensorInfo:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk."""
+        """Number of its bytes in the file."""
         return self.end - self.start

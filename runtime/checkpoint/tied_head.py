@@ -1,6 +1,6 @@
-"""Heads that `config.json` ties to the embeddings although the files hold another matrix.
+"""Finds heads that `config.json` ties to the embeddings although the files have another matrix.
 
-Front-safe: no torch.
+No torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _PIECE_BYTES = 1 << 22
 
 
 def with_head_of_files(folder: Path, model: ModelSpec) -> ModelSpec:
-    """Return `model`, untied if the weights in `folder` hold a head that is another matrix.
+    """Return `model` with a head of its own, if the weights in `folder` have one.
 
-    As in `transformers`: `tie_word_embeddings` is then wrong, and without the files' head every
-    token would be wrong. The comparison ends at the first difference. Matrices of different types
-    count as different.
+    As in `transformers`, `tie_word_embeddings` is then taken to be wrong: with the embeddings as
+    the head, every token would be wrong. Matrices of different types count as different. The
+    comparison ends at the first difference.
 
     Args:
-        folder: the model's folder; `check_model_folder` reports weights that cannot be read.
+        folder: the model's folder. Weights that cannot be read are not reported here but by
+            `check_model_folder`.
         model: the model as `config.json` describes it.
     """
     if not model.aliases or not folder.is_dir():

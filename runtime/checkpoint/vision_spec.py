@@ -1,6 +1,6 @@
-"""The facts about a model's images that the front needs to prepare them. Front-safe: no torch.
+"""Describes how a model takes images, as far as the front process prepares them. No torch.
 
-The tower's own settings are in the family's class that derives from `VisionSpec`.
+Settings of the tower itself are in the family's class, which derives from `VisionSpec`.
 """
 
 from __future__ import annotations
@@ -8,33 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# How an image's size is chosen: `patches` keeps its proportions in multiples of a patch between two
-# numbers of pixels (Qwen-VL), `square` scales it to one size (SigLIP).
+# How an image is resized. `patches` keeps its proportions, in multiples of a patch, between two
+# numbers of pixels (Qwen-VL). `square` scales every image to one size (SigLIP).
 Resizing = Literal["patches", "square"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """How a prompt represents an image, and how its pixels are prepared.
+    """How a prompt represents an image, and how the image's pixels are prepared.
 
     Attributes:
-        image_token_id: the placeholder that is repeated once for each of an image's vectors.
+        image_token_id: id of the placeholder token, which is repeated once for each image vector.
         placeholder: the text that stands for an image in a prompt or chat template, such as
             `<|vision_start|><|image_pad|><|vision_end|>` or `<start_of_image>`.
-        expansion: replaces `marker` in the text before tokenization; it holds `image_token` once,
-            which is then repeated among the ids.
-        marker: the part of `placeholder` that stands for one image, such as `<|image_pad|>`.
+        marker: the part of `placeholder` that occurs once for each image, such as
+            `<|image_pad|>`.
+        expansion: the text that replaces `marker` before tokenization. It has `image_token` once;
+            that token is repeated later, among the ids.
         image_token: the text of `image_token_id`.
-        resizing: how the size is chosen.
-        patch_size: pixels of a patch's side.
-        merge_size: patches of a side that the tower joins into one vector.
-        min_pixels, max_pixels: bounds of `height * width` under `patches`.
-        side: pixels of a side under `square`; otherwise 0.
-        num_tokens: vectors of an image under `square`; 0 if they follow from the size.
+        resizing: how images are resized.
+        patch_size: side of a patch, pixels.
+        merge_size: number of patches along a side that the tower joins to one vector.
+        min_pixels, max_pixels: bounds on the resized image's pixels, with `patches`.
+        side: side of the resized image, pixels, with `square`; otherwise 0.
+        num_tokens: vectors of an image, with `square`; 0 if they follow from the image's size.
         resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
-        rescale_factor: multiplies the bytes, in float32.
-        mean, std: a number for each channel; the mean is subtracted, then the result is divided by
-            std.
+        rescale_factor: factor of the pixels' bytes, in float32.
+        mean, std: a number for each channel: the mean is subtracted, then the result is divided by
+            `std`.
         num_outputs: vectors of the decoder's width that the tower gives for each placeholder.
         is_bidirectional: whether the tokens of an image attend to one another in both directions.
     """
@@ -60,5 +61,5 @@ class VisionSpec:
 
     @property
     def max_tokens(self) -> int:
-        """Placeholders of the largest image."""
+        """The most placeholder tokens of an image."""
         return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2

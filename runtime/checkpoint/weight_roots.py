@@ -1,4 +1,4 @@
-"""Decides from which folders a running server may load weights. Front-safe: no torch."""
+"""Decides from which folders a running server may load weights and adapters. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.errors import StartupError
 
 
 def default_root(model_folder: Path) -> Path:
-    """Return the parent of a model's folder; the folder itself if its parent is the root."""
+    """Return the parent of a model's folder; the folder itself if its parent is `/`."""
     folder = model_folder.absolute()
     if is_gguf(folder):
         folder = folder.parent
@@ -24,8 +24,8 @@ def default_root(model_folder: Path) -> Path:
 def own_names(model_path: str) -> frozenset[str]:
     """Return the names by which clients may request the folder that the server was started with.
 
-    These are the given name, the full path, and the path its links led to at the start. Links may
-    lead elsewhere by now, for example to a new release; the first two names follow them.
+    They are the name as given, the full path, and the path to which its links led at the start. If
+    a link leads elsewhere later, for example to a new release, the first two names follow it.
     """
     if not is_local(model_path) or model_path in DEMO_NAMES:
         return frozenset({model_path})
@@ -37,14 +37,14 @@ def own_names(model_path: str) -> frozenset[str]:
 class WeightRoots:
     """The folders from which a client may load weights.
 
-    A link in a root is allowed wherever it points if the operator made it: it belongs to the
-    server's user, to the root's owner or to the superuser. Others may have write access to the
-    root.
+    A link inside an allowed folder may lead anywhere if it belongs to the server's user, to the
+    folder's owner or to the superuser. Links of other users, who may have write access, are not
+    followed.
 
     Attributes:
-        folders: the roots; a folder of weights must be in one of them.
+        folders: the allowed folders; weights must be inside one of them.
         may_download: whether a hub id is fetched; its folder may then be elsewhere.
-        own: names of the server's own folder (see `own_names`), which is always allowed.
+        own: names of the server's own model folder (see `own_names`), which is always allowed.
     """
 
     folders: tuple[str, ...]
@@ -55,23 +55,24 @@ class WeightRoots:
         """Return the folder of a model that may be loaded.
 
         Raises:
-            StartupError: there is no such folder, or it is in no root.
+            StartupError: there is no such folder, or it is in none of the allowed ones.
         """
         if self.may_download and not is_local(path_or_id):
             return resolve_model_folder(path_or_id)
         named = Path(path_or_id)
-        # An unknown user is refused further below.
+        # A path with an unknown user stays as it is, and is refused below.
         with contextlib.suppress(RuntimeError):
             named = named.expanduser()
-        # `..` after a link may be another folder than its name says, and the name is checked.
+        # `..` is removed by name, because after a link it could lead elsewhere than the checked
+        # name says.
         is_plain = not named.is_absolute() and ".." not in named.parts
         wanted = path_or_id if is_plain else os.path.normpath(named)
         is_own = path_or_id in self.own or wanted in self.own
-        # First by its name alone, so that nothing outside is accessed.
+        # The name is checked first, so that nothing outside the allowed folders is accessed.
         if os.path.isabs(wanted) and not is_own and not self._hold(Path(wanted)):
             raise self._refused(path_or_id)
         folder = resolve_model_folder(wanted, may_download=False)
-        # The hub's cache has files that link elsewhere, in folders that are not links.
+        # In the hub's cache, files are links but folders are not, so a GGUF file's folder counts.
         real = folder.parent.resolve() if is_gguf(folder) else folder.resolve()
         if not (is_own or self._hold(real) or self._lead_to(folder)):
             raise self._refused(path_or_id)
@@ -99,8 +100,8 @@ class AdapterRoots:
     """The folders from which a client may load adapters.
 
     Attributes:
-        weights: the roots of weights, which hold for adapters, too; `None` allows every folder of
-            this machine.
+        weights: the folders allowed for weights, which hold for adapters too; `None` allows every
+            folder of this machine.
     """
 
     weights: WeightRoots | None
@@ -109,7 +110,7 @@ class AdapterRoots:
         """Return the folder of an adapter that may be loaded; nothing is downloaded.
 
         Raises:
-            StartupError: there is no such folder, or it is in no root.
+            StartupError: there is no such folder, or it is in none of the allowed ones.
         """
         if self.weights is not None:
             return self.weights.find(os.path.abspath(os.path.expanduser(path)) if path else path)
@@ -125,7 +126,7 @@ class AdapterRoots:
 
 
 def _leads_to(root: Path, path: Path) -> bool:
-    """Whether `path` is in `root` by its name, and every link on the way is the operator's."""
+    """Whether `path` is in `root` by its name, and every link on the way is a trusted user's."""
     if not path.is_relative_to(root):
         return False
     try:

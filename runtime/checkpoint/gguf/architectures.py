@@ -1,6 +1,6 @@
-"""What each architecture of GGUF files adds to `config.json`. Front-safe: no torch.
+"""Converts the keys that are special to each GGUF architecture to those of `config.json`. No torch.
 
-A family needs only a line in `ARCHITECTURES` to support GGUF.
+To support GGUF, a family needs only a line in `ARCHITECTURES`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.gguf.own_keys import OwnKeys
 from runtime.errors import StartupError
 
-# llama.cpp's numbers of the functions that score experts.
+# llama.cpp's numbers for the functions that turn router logits into experts' scores.
 _SOFTMAX, _SIGMOID = 1, 2
-# Architectures whose heads may rotate in part.
+# Architectures where only a part of each head may rotate.
 PARTLY_ROTATED = frozenset({"glm4", "glm4moe"})
-# Architectures with attention over latents, whose heads have other keys.
+# Architectures with attention over latents (MLA), whose heads are described by other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
-# Groups of experts and how many of them are chosen, by number of experts: what DeepSeek V2 and V3
-# have. Files of old converters do not tell.
+# The number of groups of experts and how many groups are chosen, by number of experts, for DeepSeek
+# V2 and V3. Files of old converters do not have these numbers.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
@@ -45,7 +45,8 @@ def _moe(
     architecture: str, *, sums_to_one: bool
 ) -> Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]:
     def read(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-        # Files of old converters omit these sizes: they follow from the tensors.
+        # Files of old converters do not have these sizes, so they are read from the tensors'
+        # shapes.
         layers = range(config["num_hidden_layers"])
         dense = [index for index in layers if keys.has(f"blk.{index}.ffn_gate.weight")]
         sparse = next((index for index in layers if index not in dense), 0)
@@ -69,18 +70,18 @@ def _moe(
 
 
 def _granite(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    # llama.cpp reads this key of Granite as whether heads rotate.
+    # For Granite, llama.cpp reads this key as "heads rotate".
     if not keys.flag("rope.scaling.finetuned", True):
         raise keys.error("rope.scaling.finetuned", "true")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    # As in llama.cpp: an absent factor or a factor of 0 is the usual one.
+    # As in llama.cpp, an absent factor or a factor of 0 means the usual value.
     return {
         "architectures": ["GraniteForCausalLM"],
         "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
         "attention_multiplier": keys.values.get("attention.scale") or head_dim**-0.5,
         "embedding_multiplier": keys.values.get("embedding_scale") or 1.0,
         "residual_multiplier": keys.values.get("residual_scale") or 1.0,
-        # A divisor despite its name.
+        # Despite its name, it is a divisor.
         "logits_scaling": keys.values.get("logit_scale") or 1.0,
     }
 
@@ -97,8 +98,8 @@ def _granitemoe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared_experts(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that DeepSeek's mixtures and GLM's share."""
-    # The layers that predict further tokens are counted among the blocks.
+    """Return the keys that the mixtures of experts of DeepSeek and GLM have in common."""
+    # The file's number of layers includes those that predict further tokens (MTP).
     num_extra = keys.integer("nextn_predict_layers", MAX_LAYERS, 0, low=0)
     return {
         "num_hidden_layers": config["num_hidden_layers"] - num_extra,
@@ -137,7 +138,7 @@ def _deepseek2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     found["topk_group"] = keys.integer(
         "expert_group_used_count", num_groups, min(num_chosen, num_groups)
     )
-    # Old files of DeepSeek V2 do not name the function.
+    # Old files of DeepSeek V2 do not name the scoring function.
     scoring = keys.values.get("expert_gating_func") or _SOFTMAX
     if scoring not in (_SOFTMAX, _SIGMOID):
         raise keys.error("expert_gating_func", f"{_SOFTMAX} (a softmax) or {_SIGMOID} (sigmoids)")
@@ -146,7 +147,7 @@ def _deepseek2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     else:
         found["architectures"] = ["DeepseekV2ForCausalLM"]
         found["topk_method"] = "group_limited_greedy" if num_groups > 1 else "greedy"
-    # Files with the absorbed form's heads have the others under these names.
+    # Files for the absorbed form have the head sizes of the plain form under keys with this suffix.
     end = "_mla" if "attention.key_length_mla" in keys.values else ""
     rope_dim = keys.integer("rope.dimension_count", MAX_HEAD_DIM)
     key_dim = keys.integer(f"attention.key_length{end}", MAX_HEAD_DIM, low=rope_dim + 1)
@@ -161,8 +162,8 @@ def _deepseek2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, 0.0)
     if multiplier and config.get("rope_scaling"):
-        # The files do not have `mscale`. As in llama.cpp, it equals `mscale_all_dim`; the converter
-        # multiplied that by 0.1, in float32.
+        # The file has no `mscale`. As in llama.cpp, it equals `mscale_all_dim`, which the converter
+        # has multiplied by 0.1 in float32.
         mscale = round(10.0 * multiplier, 6)
         both = {"mscale": mscale, "mscale_all_dim": mscale}
         found["rope_scaling"] = {**config["rope_scaling"], **both}
@@ -206,7 +207,7 @@ def _cohere2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    # In llama.cpp, too, the windowed layers are every second one unless the file lists them.
+    # As in llama.cpp, every second layer has a window unless the file lists the layers.
     found: dict[str, Any] = {
         "architectures": ["GptOssForCausalLM"],
         "intermediate_size": keys.values.get(
@@ -217,15 +218,16 @@ def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
         "sliding_window": keys.values.get("attention.sliding_window"),
         **_window_pattern(keys),
     }
-    # The files have no key for it: this family does not round the bounds of the stretched angles.
-    # Without a key, the family would assume the scaling of the released models.
+    # `truncate` is set here because the files have no key for it: this family does not round the
+    # bounds of the stretched frequencies. And without any scaling in the file, `rope_scaling` must
+    # say so, because the family's default is the scaling of the released models.
     scaling = config.get("rope_scaling", {"rope_type": "default"})
     found["rope_scaling"] = {**scaling, "truncate": False}
     return found
 
 
 def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
-    # The files do not name the layers without positions; in llama.cpp, every fourth is one.
+    # The files do not say which layers have no positions; as in llama.cpp, every fourth has none.
     return {
         "architectures": ["SmolLM3ForCausalLM"],
         "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
@@ -234,9 +236,15 @@ def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: 
 
 
 def _gemma(keys: OwnKeys, config: dict[str, Any], num_layers_of_largest: int) -> dict[str, Any]:
-    """Return the keys that Gemma 2 and Gemma 3 share."""
+    """Return the keys that Gemma 2 and Gemma 3 have in common.
+
+    Args:
+        keys: the file's keys.
+        config: the keys of `config.json` so far.
+        num_layers_of_largest: number of layers of the largest model of the generation.
+    """
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    # As in llama.cpp: only the largest model does not scale by its head size.
+    # As in llama.cpp, the scale follows from the head size, except in the largest model.
     is_largest = layers == num_layers_of_largest
     scalar = hidden // config["num_attention_heads"] if is_largest else config.get("head_dim", 256)
     found: dict[str, Any] = {"query_pre_attn_scalar": scalar}
@@ -263,7 +271,7 @@ def _gemma3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
-    """Return which layers have the window, if the file says so."""
+    """Return the keys that say which layers have a window, if the file does."""
     pattern = keys.values.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         return {
@@ -276,7 +284,8 @@ def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
     return {}
 
 
-# llama.cpp's names: a Mistral is a "llama" there, and a Mixtral is a "llama" with experts.
+# The conversion of each architecture, by llama.cpp's name. Mistral models are "llama" there, and
+# Mixtral models are "llama" with experts.
 ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _plain("Qwen2ForCausalLM"),

@@ -1,6 +1,6 @@
-"""Converts a GGUF file's metadata into a `config.json`. Front-safe: no torch.
+"""Converts the metadata of a GGUF file to a `config.json`. No torch.
 
-The families read the result like any folder's file.
+The families read the result as they read a folder's file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.errors import StartupError
 
-# Tokens that end an answer whatever the file names; llama.cpp recognizes them by text, too.
+# Texts of tokens that end an answer, whatever the file says; llama.cpp also finds them by text.
 _END_TEXTS = frozenset(
     {
         "<|eot_id|>",
@@ -33,15 +33,15 @@ _END_TEXTS = frozenset(
         "<EOT>",
         "<|end_of_text|>",
         "<end_of_utterance>",
-        # GLM ends a tool call by it.
+        # GLM ends a tool call with this token.
         "<|observation|>",
     }
 )
-# gpt-oss ends messages by `<|end|>`, and answers by these two.
+# gpt-oss ends a message with `<|end|>`, and an answer with one of the other two.
 _HARMONY_MESSAGE_END, _HARMONY_ENDS = "<|end|>", frozenset({"<|return|>", "<|call|>"})
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FLOAT_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# Keys of `general.sampling.*` to those of `generation_config.json`.
+# Keys of `generation_config.json`, by those of `general.sampling.*`.
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -53,11 +53,11 @@ assert set(_FLOAT_DTYPES) == set(FLOAT_TYPES)
 
 
 def gguf_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the file's metadata as `config.json` and `generation_config.json`.
+    """Return a file's metadata as the content of `config.json` and `generation_config.json`.
 
     Raises:
-        StartupError: the file is not a GGUF file, the architecture is not supported, or a number is
-            missing or absurd; the message is one line that names the key.
+        StartupError: the file is not a GGUF file, its architecture is not supported, or a number is
+            missing or out of bounds; the message has one line, with the key.
     """
     file = open_gguf(path)
     return _config(file), _generation(file)
@@ -167,7 +167,7 @@ def _read_factors(file: GgufFile, freqs: GgufTensor) -> list[float]:
 
 
 def _dtype(tensors: list[GgufTensor]) -> str:
-    """Return the type of most of the bytes; blocks are multiplied by float32 activations."""
+    """Return the type of most bytes; quantized blocks count as float32, the activations' type."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[_FLOAT_DTYPES.get(tensor.type.name, "float32")] += tensor.size_bytes

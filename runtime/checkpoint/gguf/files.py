@@ -1,4 +1,4 @@
-"""A GGUF model on disk: one file, split files, or the only one in a folder. Front-safe."""
+"""Finds the files of a GGUF model: one file, a split model, or a folder's only one. No torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def is_gguf(path: Path) -> bool:
 
 
 def find_gguf(folder: Path, quantization: str = "") -> Path | None:
-    """Return the GGUF model in a folder, or the first part of a split one; `None` if there is none.
+    """Return the GGUF model in a folder (of a split one, the first part); `None` if there is none.
 
     Args:
         folder: a local folder.
-        quantization: the part of a file's name that selects the file, such as `Q4_K_M`.
+        quantization: selects a file by a part of its name, such as `Q4_K_M`.
 
     Raises:
-        StartupError: the folder has several models, or none of that quantization; the message is
-            one line that names them.
+        StartupError: the folder has several models, or none with that quantization; the message has
+            one line, with their names.
     """
     models = [
         path
         for path in sorted(folder.glob(f"**/*{SUFFIX}" if quantization else f"*{SUFFIX}"))
         if (part := _PART.fullmatch(path.name)) is None or int(part["number"]) == 1
     ]
-    # The tower of a vision model is in a separate file beside it.
+    # `mmproj` files have the image tower of a vision model, so they are not models.
     models = [path for path in models if not path.name.lower().startswith("mmproj")]
     if not quantization:
         if len(models) > 1:
@@ -55,7 +55,7 @@ def find_gguf(folder: Path, quantization: str = "") -> Path | None:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of a model, of which `path` is one.
+    """Return all files of a model, given one of them.
 
     Raises:
         StartupError: a part of a split model is missing.
@@ -79,11 +79,11 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the headers of a model's files: metadata from the first, tensors from all.
+    """Read the headers of all files of a model: metadata from the first, tensors from all.
 
     Raises:
-        StartupError: a file cannot be read, is missing or malformed, or the files do not belong
-            together; the message is one line.
+        StartupError: a file is missing, malformed or cannot be read, or the files do not belong
+            together; the message has one line.
     """
     try:
         stamps = tuple(
@@ -94,7 +94,8 @@ def open_gguf(path: Path) -> GgufFile:
     return _open(stamps)
 
 
-# Spec, tensors and tokenizer are read from the same header, one after the other.
+# The last headers are kept, because description, tensors and tokenizer are read one after the
+# other.
 @lru_cache(maxsize=2)
 def _open(stamps: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     first, *others = (read_gguf(path) for path, _, _ in stamps)

@@ -1,11 +1,11 @@
-"""The header of a GGUF file: metadata, and the tensors' positions. Front-safe: no torch.
+"""Reads the header of a GGUF file: its metadata, and the tensors' positions. No torch.
 
-A file may contain any number anywhere: counts and lengths are compared with the file's size before
-anything is read or allocated, and arrays stay bytes until they are used.
+A hostile file may have any number anywhere. So counts and lengths are checked against the file's
+size before anything is read or allocated, and arrays stay bytes until they are used.
 
-Source: the format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: magic, version,
-counts of tensors and of keys, the keys, the tensors' names, shapes, types and offsets, then their
-bytes.
+Source: the format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file has its magic,
+its version, the numbers of tensors and of keys, the keys, then the name, shape, type and offset of
+each tensor, and at last the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runtime.errors import StartupError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-# Ten times the largest known headers.
+# Bounds, about ten times the largest known headers.
 MAX_HEADER_BYTES = 2**28
 _MAX_KEYS = 2**16
 _MAX_TENSORS = 2**18
@@ -36,7 +36,7 @@ _MAX_NESTING = 4
 _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 2**20
 _CHUNK_BYTES = 2**20
-# From the number of a type in the file to its code in `struct`.
+# The `struct` code of each type, by the type's number in the file.
 _SCALARS = {
     0: "B",
     1: "b",
@@ -56,11 +56,13 @@ _LFS_PREFIX = b"vers"
 
 
 class GgufTensor(NamedTuple):
-    """One tensor.
+    """One tensor of a GGUF file.
 
     Attributes:
+        name: the tensor's name.
         type: how its numbers are stored.
-        shape: rows first, as everywhere else; the file stores it reversed.
+        shape: rows first, as in all of this code; the file has the reverse order.
+        file: the file that has its bytes.
         start: position of its bytes in the file.
         size_bytes: number of its bytes.
     """
@@ -75,10 +77,10 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufArray:
-    """An array of the metadata, as bytes.
+    """An array in the metadata, still as bytes.
 
     Attributes:
-        kind: number of the elements' type.
+        kind: the number of its elements' type.
         count: number of elements.
         data: bytes of the elements.
     """
@@ -93,13 +95,17 @@ class GgufArray:
         return self.kind == _STRING
 
     def numbers(self) -> list[Any]:
-        """Return the elements of an array of numbers or flags."""
+        """Return the elements of an array of numbers or flags.
+
+        Raises:
+            ValueError: the elements are something else.
+        """
         code = _SCALARS.get(self.kind)
         if code is None:
             raise ValueError("not an array of numbers")
         if code == "?":
             return [byte != 0 for byte in self.data]
-        # Every code in `_SCALARS` has the same size in `array` as in `struct`.
+        # `array` has the same code and size for each of these types as `struct`.
         values = array(code, self.data)
         return values.tolist()
 
@@ -125,9 +131,9 @@ class GgufFile:
     """The contents of a header.
 
     Attributes:
-        path: the file; the first one if the model is split.
+        path: the file; of a split model, the first one.
         metadata: values by key: numbers, flags, texts, and arrays as `GgufArray`.
-        tensors: tensors in the order of the header.
+        tensors: the tensors, in the order of the header.
     """
 
     path: Path
@@ -139,8 +145,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header of one file.
 
     Raises:
-        StartupError: the file is not a GGUF file, has another version, or is truncated, malformed
-            or absurd; the message is one line.
+        StartupError: the file is not a GGUF file, has an unknown version, is truncated or
+            malformed, or has a number out of bounds; the message has one line.
     """
     try:
         with open_regular(path) as file:
@@ -150,7 +156,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Header:
-    """Reads one header from front to back, in chunks."""
+    """Reads one header from its beginning to its end, in chunks."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
@@ -216,7 +222,7 @@ class _Header:
             )
         stored = TYPES[kind]
         count = math.prod(dims)
-        # Checked here so that no other code gets a product with a thousand digits.
+        # Checked here, so that later code need not handle products with a thousand digits.
         if not 0 < count < 2**63 or dims[0] % stored.block or offset >= 2**63:
             raise self._malformed(f"tensor {shown!r} is {dims} of {stored.name} at byte {offset}")
         size = count // stored.block * stored.block_bytes
@@ -236,7 +242,7 @@ class _Header:
     def _array(self, key: str, depth: int) -> GgufArray:
         kind = self._number("I")
         if kind == _ARRAY:
-            # No known key has a nested array, so it is skipped.
+            # A nested array is read over, because no known key has one.
             if depth >= _MAX_NESTING:
                 raise self._malformed(f"{key[:64]!r} is an array in an array in an array")
             for _ in range(self._count("Q", MAX_HEADER_BYTES, 12, key)):
@@ -256,7 +262,7 @@ class _Header:
         return GgufArray(kind, count, self._take(count * size, key))
 
     def _count(self, code: str, most: int, least_bytes: int, what: str) -> int:
-        """Read a count of elements, each of which takes at least `least_bytes` of the rest."""
+        """Read a number of elements, each of which needs at least `least_bytes` in the file."""
         count = self._number(code)
         if count > most or count * least_bytes > self._size - self._at:
             raise self._malformed(
@@ -287,7 +293,7 @@ class _Header:
         self._at += size
 
     def _require(self, size: int, what: str) -> None:
-        """Read until the next `size` bytes are buffered."""
+        """Read on until the next `size` bytes are in the buffer."""
         end = self._at + size
         if end <= len(self._data):
             return
@@ -310,7 +316,7 @@ class _Header:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest number with the same float32 value: 1e-05, not 9.99999975e-06."""
+    """Return the shortest number with the same float32 value: 1e-05 for 9.99999975e-06."""
     if not math.isfinite(value):
         return value
     same = struct.pack("<f", value)

@@ -1,4 +1,4 @@
-"""The metadata keys that begin with the name of a GGUF file's architecture. No torch."""
+"""The metadata keys of a GGUF file that begin with its architecture's name. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def architecture_of(file: GgufFile) -> str:
     """Return the name of the model's architecture, as llama.cpp calls it.
 
     Raises:
-        StartupError: the metadata names no architecture.
+        StartupError: the metadata has no such name.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -22,7 +22,7 @@ def architecture_of(file: GgufFile) -> str:
 
 
 class OwnKeys(Keys):
-    """The keys of the architecture, without its name as a prefix."""
+    """The keys of a file's architecture, without the name in front of them."""
 
     def __init__(self, file: GgufFile, name: str) -> None:
         prefix = f"{name}."
@@ -36,12 +36,12 @@ class OwnKeys(Keys):
         self.tensors = {tensor.name: tensor for tensor in file.tensors}
 
     def has(self, tensor: str) -> bool:
-        """Whether the file has a tensor of this name."""
+        """Whether the file has a tensor with this name."""
         return tensor in self.tensors
 
 
 def _same(value: Any) -> Any:
-    """Return one number instead of an array with the same number for each layer."""
+    """Return a number in place of an array that has the same number for each layer."""
     if isinstance(value, GgufArray) and not value.is_text and value.count:
         numbers = value.numbers() if value.data else []
         if numbers and all(number == numbers[0] for number in numbers):

@@ -1,9 +1,8 @@
-"""The tensors of a GGUF file with the names and the order of a Hugging Face checkpoint.
+"""Gives the tensors of a GGUF file the names and the order of a Hugging Face checkpoint. No torch.
 
 llama.cpp renames every tensor, stacks experts, interleaves the halves of rotated heads (Llama,
-Granite, SmolLM3) and adds one to Gemma's norms. All of that is described or undone here, so that
-other code is independent of it.
-Front-safe: no torch.
+Granite, SmolLM3) and adds one to Gemma's norms. All of that is undone or described here, so that
+other code does not depend on it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _DEEPSEEK = {
 _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
-    # Gate and up together.
+    # This tensor has the rows of gate and up together.
     "ffn_up": "mlp.gate_up_proj",
 }
 _OLMO2 = {
@@ -95,24 +94,24 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# Tensors of a layer whose names do not end in `weight` or `bias`.
+# Tensors of a layer whose names have no `weight` or `bias` at the end.
 _WHOLE_NAMES = {
     "attn_sinks": "self_attn.sinks",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
-# Stacks of a matrix for each head, which lie one below the other.
+# Tensors with a matrix for each head, which become one matrix with the heads' rows in order.
 _OF_HEADS = frozenset({"attn_k_b", "attn_v_b"})
-# Read as a part of the configuration, not as a weight.
+# Tensors that are part of the configuration, not weights.
 _SUPERFLUOUS = frozenset({"rope_freqs.weight"})
 
 
 @dataclass(frozen=True)
 class _Dialect:
-    """How the files of an architecture differ from the default.
+    """How the files of an architecture differ from the usual ones.
 
     Attributes:
-        names: names of a layer's tensors that override `_LAYER`.
-        heads: by tensor whose heads' halves are interleaved, the key of the number of heads.
+        names: names of a layer's tensors, where they differ from `_LAYER`.
+        heads: tensors whose heads have interleaved halves, with the key of their number of heads.
         norm_offset: the number that was added to the weights of norms.
     """
 
@@ -149,11 +148,11 @@ def _dialect(file: GgufFile) -> _Dialect:
 def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
     """Return the tensors of a GGUF model, by their names in a Hugging Face checkpoint.
 
-    A tensor with an unknown name keeps it, and is reported as unexpected later.
+    A tensor whose name is unknown keeps it; it is reported as unexpected later.
 
     Raises:
         StartupError: the file cannot be read, or a number of heads does not fit its tensor; the
-            message is one line.
+            message has one line.
     """
     file = open_gguf(path)
     dialect = _dialect(file)
@@ -176,7 +175,8 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
     else:
         match = _BLOCK.fullmatch(tensor.name)
         part = match[2] if match else ""
-        # Layers that predict further tokens are named here, and ignored by the family.
+        # Tensors of layers that predict further tokens (MTP) keep their names; families ignore
+        # them.
         extra = part if part.startswith("nextn.") else None
         known = {**_LAYER, **dialect.names}.get(part, extra)
         if match is None:
@@ -202,7 +202,7 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
                 interleaved_heads=heads, offset=offset,
             )
         ]  # fmt: skip
-    # Experts are stacked; each one is a contiguous range of bytes.
+    # Experts are stacked, so each expert's tensor is a contiguous range of bytes.
     if len(shape) != (2 if kind == "bias" else 3):
         raise StartupError(
             f"{tensor.file}: {tensor.name!r} is {list(shape)}, not a stack of experts"

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF: how many numbers a block holds, and its bytes. Front-safe.
+"""The tensor types of GGUF: how many numbers a block has, and how many bytes. No torch.
 
 Source: `ggml_type` and the block structs of ggml (`ggml.h`, `ggml-common.h`).
 """
@@ -13,7 +13,7 @@ class BlockType(NamedTuple):
 
     Attributes:
         name: ggml's name of the type, such as `Q4_K`.
-        block: number of consecutive elements of a row that are stored together.
+        block: number of consecutive numbers of a row that are stored together.
         block_bytes: bytes of such a block.
     """
 
@@ -22,11 +22,11 @@ class BlockType(NamedTuple):
     block_bytes: int
 
     def row_bytes(self, columns: int) -> int:
-        """Return the bytes of a row of `columns` numbers, which form whole blocks."""
+        """Return the number of bytes of a row of `columns` numbers, a whole number of blocks."""
         return columns // self.block * self.block_bytes
 
 
-# By ggml's number. ggml's other types are refused by name, see `UNREAD`.
+# The types that are read, by ggml's number. Files with others (`UNREAD`) are refused.
 TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -52,7 +52,7 @@ UNREAD = {
     40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-# The types that consist of blocks of codes, by name.
+# The quantized types among them, by name.
 BLOCK_TYPES: dict[str, BlockType] = {
     each.name: each for each in TYPES.values() if each.name not in FLOAT_TYPES
 }
