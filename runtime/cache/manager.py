@@ -41,8 +41,8 @@ class BlockTable:
         branch_points: token counts, multiples of the page size, after which other sequences with
             the same beginning continue with different tokens.
         has_window: whether `WindowPages` counts this request.
-        window_first, window_end: the request uses the window pages of the pages from
-            `window_first` up to `window_end`.
+        window_first, window_end: range of indices in `pages`. The request uses the window pages of
+            the pages in this range.
     """
 
     __slots__ = (

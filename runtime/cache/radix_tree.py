@@ -113,7 +113,7 @@ class RadixTree:
         self._serial = itertools.count()
 
     def count_pages(self, tokens: Tokens, namespace: str) -> int:
-        """Return the number of pages that `match` would find; the tree does not change."""
+        """Return the number of pages in the longest cached prefix; the tree does not change."""
         return sum(num_pages for _, num_pages in self._path(tokens, namespace))
 
     def count_resumable(self, tokens: Tokens, namespace: str) -> int:
@@ -129,7 +129,7 @@ class RadixTree:
         return found
 
     def find(self, tokens: Tokens, namespace: str) -> Pages:
-        """Return the pages that `match` would find; the tree does not change."""
+        """Return the pages of the longest cached prefix of `tokens`; the tree does not change."""
         found = [node.pages[:num_pages] for node, num_pages in self._path(tokens, namespace)]
         return np.concatenate(found) if found else EMPTY_PAGES
 

@@ -134,7 +134,10 @@ class WindowPages:
         return block_table.window_end * self._page_size
 
     def leave_chunks(self) -> None:
-        """Release the pages behind the windows of the latest step's chunks; call before a step."""
+        """Release window pages that the requests of the latest step's prompt chunks no longer see.
+
+        Call this before each step.
+        """
         for block_table, end in self._chunks.items():
             self._leave(block_table, end)
         self._chunks.clear()

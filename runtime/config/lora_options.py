@@ -9,7 +9,7 @@ from runtime.config.option_field import option
 
 @dataclass(frozen=True, kw_only=True)
 class LoraArgs:
-    """Adapters (LoRA)."""
+    """Options about adapters (LoRA)."""
 
     enable_lora: bool = option(
         False, "Take adapters (LoRA) while serving; --lora-paths implies it."
@@ -24,7 +24,7 @@ class LoraArgs:
         8, "Most different adapters of one step; the device has memory for as many."
     )
     max_loaded_loras: int | None = option(
-        None, "Most adapters in host memory; the one unused for longest is dropped for a new one."
+        None, "Most adapters in host memory; the least recently used makes room for a new one."
     )
     max_lora_rank: int | None = option(
         None, "Largest rank of an adapter; the largest of --lora-paths, or 64, when absent."
@@ -36,8 +36,8 @@ class LoraArgs:
     )
     lora_eviction_policy: str = option(
         "lru",
-        "Which adapter makes room on the device: the one unused for longest, or the one that came "
-        "first.",
+        "Which adapter is replaced on the device: the least recently used (lru), or the one that "
+        "was copied there first (fifo).",
         choices=("lru", "fifo"),
     )
 

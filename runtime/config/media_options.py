@@ -9,7 +9,7 @@ from runtime.config.option_field import option
 
 @dataclass(frozen=True, kw_only=True)
 class MediaArgs:
-    """Images of prompts."""
+    """Options about images in prompts."""
 
     allow_media_domains: list[str] = option(
         [],

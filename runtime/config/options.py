@@ -26,7 +26,7 @@ RecorderMode = Literal["stat", "stat_approx", "per_pass", "per_token"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    """The model, and how its numbers are stored."""
+    """Options about the model and its weights."""
 
     model_path: str | None = option(
         None,
@@ -62,8 +62,8 @@ class ModelArgs:
     )
     quantization: str | None = option(
         None,
-        "Form that weights in 16 or 32 bits get while they load: fp8 (E4M3), or on a CPU q8_0 or "
-        "q4_k (GGUF's blocks). A checkpoint that is quantized says so itself.",
+        "Quantize weights while they load: to fp8 (E4M3), or on a CPU to q8_0 or q4_k (GGUF's "
+        "blocks). A checkpoint that is already quantized needs no option.",
         choices=("none", "fp8", "q8_0", "q4_k"),
     )
     context_length: int | None = option(
@@ -99,24 +99,24 @@ class ModelArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpArgs:
-    """The HTTP server and the API's behaviour."""
+    """Options about the HTTP server and its APIs."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(30000, "Port to listen on.")
     api_key: str | None = option(
         None,
-        "Key that clients must send as a bearer token. Shows in the process list: better "
-        "HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE with a file's path.",
+        "Key that clients must send as a bearer token. The process list shows it, so better set "
+        "HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE to a file's path.",
     )
     admin_api_key: str | None = option(
         None,
-        "Key for the routes that change the server; without it the API key opens them too. Better "
-        "HEADRACE_ADMIN_API_KEY, or HEADRACE_ADMIN_API_KEY_FILE.",
+        "Key for the routes that change the server. When absent, the API key is valid for them. "
+        "Better set HEADRACE_ADMIN_API_KEY, or HEADRACE_ADMIN_API_KEY_FILE to a file's path.",
     )
     api_keys_file: str | None = option(
         None,
-        "File of further keys, one a line: of clients that share no session, stored thing or "
-        "cached prefix with others. "
+        "File with further keys, one per line. The clients of such a key share no session, stored "
+        "object or cached prefix with others. "
         "Needs --api-key and --admin-api-key.",
     )
     allow_open_admin: bool = option(
@@ -135,11 +135,11 @@ class HttpArgs:
     )
     ssl_keyfile_password: str | None = option(
         None,
-        "Password of the private key. Better HEADRACE_SSL_KEYFILE_PASSWORD, or "
-        "HEADRACE_SSL_KEYFILE_PASSWORD_FILE.",
+        "Password of the private key. Better set HEADRACE_SSL_KEYFILE_PASSWORD, or "
+        "HEADRACE_SSL_KEYFILE_PASSWORD_FILE to a file's path.",
     )
     ssl_ca_certs: str | None = option(
-        None, "Authorities that complete the certificate's chain; clients need no certificate."
+        None, "Certificates that complete the chain of --ssl-certfile; clients need none."
     )
     chat_template: str | None = option(
         None,
@@ -162,7 +162,7 @@ class HttpArgs:
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
     sampling_defaults: str = option(
-        "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
+        "model", "Where sampling defaults of chats come from.", choices=("model", "openai")
     )
     preferred_sampling_params: str | None = option(
         None, "JSON object of sampling parameters for requests that omit them."
@@ -175,7 +175,7 @@ class HttpArgs:
     allow_auto_truncate: bool = option(
         False, "Shorten a prompt that is too long instead of refusing it."
     )
-    drain_timeout: float = option(60.0, "Seconds that running requests get after SIGTERM.")
+    drain_timeout: float = option(60.0, "Seconds that requests may go on after SIGTERM.")
     max_body_mb: float = option(64.0, "Largest request body, MiB.")
     response_store: str | None = option(
         None, "SQLite file that keeps responses of /v1/responses; in memory when absent."
@@ -200,7 +200,7 @@ class HttpArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulingArgs:
-    """Memory, batching and the prefix cache."""
+    """Options about memory, batching and the prefix cache."""
 
     mem_fraction_static: float | None = option(
         None, "Share of device memory for weights and KV pool together."
@@ -211,7 +211,7 @@ class SchedulingArgs:
         None, "Most waiting requests; further ones get a 503. 16384 for a server when absent."
     )
     max_resumes: int = option(
-        2, "Deaths of its worker or detokenizer that a request survives; the next one ends it."
+        2, "How many deaths of the worker or detokenizer a request survives; the next one ends it."
     )
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
@@ -221,19 +221,19 @@ class SchedulingArgs:
     )
     max_mamba_cache_size: int | None = option(
         None,
-        "Slots of recurrent states, for models that keep them: three for each running request, and "
-        "snapshots in the prefix cache; from the memory when absent.",
+        "Slots of recurrent states, for models that have them. A running request needs three; the "
+        "others keep snapshots in the prefix cache. When absent, the memory decides.",
     )
     swa_full_tokens_ratio: float | None = option(
         None,
-        "Gives layers with a sliding window pages of their own, for this share of the pool's "
-        "tokens, if other layers see all tokens; all layers have the same pages when absent.",
+        "Give sliding-window layers pages of their own, for this share of the KV pool's tokens, if "
+        "other layers attend to all tokens. When absent, all layers have the same pages.",
     )
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )
     enable_priority_scheduling: bool = option(
-        False, "Requests of a higher priority first; the same as --schedule-policy priority."
+        False, "Run requests of higher priority first, like --schedule-policy priority."
     )
     enable_return_hidden_states: bool = option(
         False, "Let requests ask for hidden states (return_hidden_states)."
@@ -254,7 +254,7 @@ class SchedulingArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelArgs:
-    """Kernel implementations."""
+    """Options about kernel implementations."""
 
     attention_backend: str = option(
         "auto",
@@ -264,9 +264,9 @@ class KernelArgs:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "How keys and values are kept; auto is the model's type, or fp8_e4m3 if the checkpoint "
-        "was made for it. fp8_e4m3, fp8_e5m2 and, on a CPU "
-        "only, int8 (a scale for each head of a token, the most accurate) take 8 bits.",
+        "Data type of the KV cache; auto is the model's type, or fp8_e4m3 if the checkpoint was "
+        "made for it. fp8_e4m3 and fp8_e5m2 take 8 bits. int8 does so on a CPU only; it has a "
+        "scale for each head of a token and is the most accurate.",
         choices=("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"),
     )
     moe_runner_backend: str = option(
@@ -283,7 +283,7 @@ class KernelArgs:
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
     enable_deterministic_inference: bool = option(
-        False, "Batch-invariant kernels: a request's result does not depend on its neighbours."
+        False, "Use batch-invariant kernels: a result does not depend on other requests."
     )
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
@@ -292,12 +292,12 @@ class KernelArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingArgs:
-    """Logs and metrics."""
+    """Options about logs and metrics."""
 
-    log_level: str = option("info", "Verbosity of our logs.", choices=_LOG_LEVELS)
+    log_level: str = option("info", "Lowest level that is logged.", choices=_LOG_LEVELS)
     log_format: str = option(
         "text",
-        "Form of the log: text, or one JSON object a line.",
+        "Format of the log: text, or one JSON object per line.",
         choices=("text", "json"),
         aliases=("--log-requests-format",),
     )
@@ -310,13 +310,13 @@ class LoggingArgs:
         1000, "How many of the newest steps the record keeps; -1 for all."
     )
     log_level_http: str | None = option(
-        None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
+        None, "Log level of HTTP requests; that of other logs when absent.", choices=_LOG_LEVELS
     )
     log_requests: bool = option(False, "One line per finished request.")
     log_requests_level: int = option(
         0,
-        "What that line holds: 0 numbers, 1 sampling parameters too, 2 the beginning of prompt and "
-        "output too, 3 all of both.",
+        "Content of the line of --log-requests: 0 numbers; 1 also sampling parameters; 2 also the "
+        "beginning of prompt and output; 3 all of both.",
     )
     torch_profiler_dir: str | None = option(
         None,
@@ -342,14 +342,14 @@ class LoggingArgs:
     )
     watchdog_timeout: float = option(
         300.0,
-        "Seconds that a child's loop may stand still while requests wait, before the child is "
+        "Seconds after which a worker or detokenizer that makes no progress while requests wait is "
         "replaced.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Every option; `resolve` replaces each `auto` that it can decide."""
+    """All options of the server, by section; `resolve` replaces each `auto` that it can decide."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)

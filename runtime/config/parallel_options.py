@@ -9,7 +9,7 @@ from runtime.config.option_field import option
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelArgs:
-    """How the model is spread over devices."""
+    """Options about several devices and machines."""
 
     tp_size: int = option(
         1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
@@ -40,7 +40,7 @@ class ParallelArgs:
         1, "Machines that share one model; --tp-size x --pp-size counts the devices of all of them."
     )
     node_rank: int = option(
-        0, "Number of this machine among them. Number 0 serves HTTP; the others compute for it."
+        0, "Index of this machine, from 0 on. Node 0 serves HTTP; the others compute for it."
     )
     dist_init_addr: str | None = option(
         None,
@@ -50,7 +50,7 @@ class ParallelArgs:
     dist_key: str | None = option(
         None,
         "Key that the nodes share, at least 16 characters; needed if the address is not private. "
-        "Shows in the process list: better HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE.",
+        "The process list shows it, so better set HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE.",
     )
 
     @property

@@ -12,8 +12,7 @@ from torch import Tensor
 class StageLinks:
     """Links a rank to the ranks with the same index in the previous and the next pipeline stage.
 
-    The stages form a ring. The ranks of the first stage come after those of the stage of rank 0,
-    which is the last stage.
+    The stages form a ring: rank 0 belongs to the last stage, and the first stage follows it.
     """
 
     def __init__(self, rank: int, size: int, num_stages: int) -> None:

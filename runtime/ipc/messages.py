@@ -376,7 +376,7 @@ class TextDeltas(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """The progress of the worker's start-up; `fraction` is that of the phase, from 0 to 1."""
+    """The progress of the worker's start-up; `fraction` of the phase is done, from 0 to 1."""
 
     phase: Phase
     fraction: float = 0.0

@@ -75,7 +75,7 @@ class PrefixBreak(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
     """How one request spent its time in one worker.
 
-    Times of day are `time.monotonic()`; 0 stands for what did not happen.
+    Fields that end in `_at` are values of `time.monotonic()`; 0 if the event did not happen.
 
     Attributes:
         received_at: when the scheduler read the request's message.

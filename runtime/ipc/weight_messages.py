@@ -226,8 +226,8 @@ class ResumeMemory(_Message, frozen=True):
 class RestoreGraphs(_Message, frozen=True):
     """Capture missing CUDA graphs; the memory of all ranks must be allocated.
 
-    This is an operation of its own, because the ranks capture together: a rank must not wait for
-    one whose other memory could not be allocated.
+    The ranks capture graphs together and wait for each other. So this is a separate operation,
+    which is sent only if all ranks could allocate their other memory.
     """
 
 

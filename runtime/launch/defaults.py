@@ -216,7 +216,7 @@ class Choices:
 
 
 def choose_experts_backend(config: ServerConfig, device: str, choices: Choices) -> str:
-    """Return the kernels for mixture-of-experts layers; the option only applies to GPUs."""
+    """Return the kernels for mixture-of-experts layers; on a CPU the option is ignored."""
     asked = config.kernels.moe_runner_backend
     if asked == "auto" or device == "cuda":
         return asked

@@ -46,7 +46,7 @@ class Chunk:
 
 
 def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, PromptReport]]:
-    """Add to the plan where prompts have embeddings and where they need extra outputs.
+    """Add to a plan which prompt positions have embeddings, and which need extra outputs.
 
     Returns:
         For each entry of `plan.report_spans`, its request and its report.

@@ -140,7 +140,7 @@ class OutputProcessor:
         *,
         jump_ahead: bool = False,
     ) -> None:
-        """Keep the parts of the scheduler that results change.
+        """Store the parts of the scheduler.
 
         `requests` has every live request by id; requests that end are removed from it. With
         `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled but appended

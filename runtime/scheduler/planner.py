@@ -464,7 +464,7 @@ class Planner:
         return False
 
     def _note_branch(self, other: Request, known: Int32Array, tokens: Int32Array) -> None:
-        """Let `other` keep what a waiting request needs at the token where the two first differ.
+        """Let `other` keep states or window pages at its first difference from a waiting request.
 
         `known` and `tokens` are the prefix cache's keys of `other` and of the waiting request.
         """

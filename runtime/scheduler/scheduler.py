@@ -449,7 +449,7 @@ class Scheduler:
             self.check_when_idle()
 
     def rest(self) -> None:
-        """Send the ends of requests that messages have ended; for iterations without a step."""
+        """Send the ends of requests that were ended by messages, in an iteration without a step."""
         self._report()
 
     def check_when_idle(self) -> None:

@@ -73,9 +73,9 @@ class StepClock:
         self._ended: list[WorkerTimes] = []
 
     def waits(self) -> list[float]:
-        """Return, for each cause in `Wait`, how long the queue's first request has waited for it.
+        """Return how long the first requests of the queue have waited, for each cause in `Wait`.
 
-        The times are seconds since the start of the scheduler, of all first requests together.
+        The times are seconds, summed over all first requests since the start of the scheduler.
         """
         now = time.monotonic()
         self._waits[self._wait] += now - self._waited_until

@@ -70,7 +70,7 @@ class Thinking:
         """Advance by one token of the output.
 
         Returns:
-            Whether the token is the first one of an answer that no thoughts precede.
+            Whether the token shows that the output has no thoughts: it is the first of the answer.
         """
         if self._forced:
             self._forced.pop(0)

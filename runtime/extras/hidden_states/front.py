@@ -57,7 +57,7 @@ class HiddenStatesFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """Return the most numbers of an answer: one row, or a row for each token."""
+        """Return how many numbers an answer has at most: one row, or a row for each token."""
         return limits.hidden_size * (1 if spec.replaces else num_prompt + num_output)
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> HiddenAnswer:

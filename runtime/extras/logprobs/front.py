@@ -102,7 +102,7 @@ class LogprobsFront(FrontExtra):
         num_output: int,
         limits: EngineLimits,  # noqa: ARG002
     ) -> int:
-        """Return the most numbers of an answer.
+        """Return how many numbers an answer has at most, which the server limits.
 
         Each most probable token and each reported prompt token counts twice: value and id.
         """

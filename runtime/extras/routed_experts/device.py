@@ -13,8 +13,8 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 class RoutedExperts(DeviceExtra):
     """Returns the experts chosen at each position, `[layers with experts, chosen]` int32.
 
-    A block begins with the size of a position in bytes, as four bytes. All numbers are
-    little-endian.
+    The encoded values begin with a header of four bytes: the number of bytes per position. All
+    numbers are little-endian.
     """
 
     reads: ClassVar[Reads] = "experts"

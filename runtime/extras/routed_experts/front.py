@@ -79,7 +79,7 @@ class RoutedExpertsFront(FrontExtra):
     def num_numbers(
         self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
     ) -> int:
-        """Return the most numbers of an answer: an id for each chosen expert of each position."""
+        """Return how many numbers an answer has at most: one for each chosen expert of a token."""
         return (num_prompt - spec.prompt_start + num_output) * limits.experts_per_token
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
