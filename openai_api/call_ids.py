@@ -55,16 +55,16 @@ class NineAlphanumerics:
     """Mistral's form: nine letters and digits, as in `a1B2c3D4e`. Its templates refuse others."""
 
     def fits(self, call_id: str) -> bool:
-        """See `IdForm`."""
+        """Whether `call_id` consists of nine letters and digits."""
         return _NINE.fullmatch(call_id) is not None
 
     def new(self, name: str, index: int) -> str:
-        """See `IdForm`."""
+        """Return nine random letters and digits; the arguments have no effect."""
         del name, index
         return _nine(int.from_bytes(random_bytes(16)))
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
-        """See `IdForm`."""
+        """Return nine letters and digits, from a hash of `call_id` or else of name and index."""
         named = call_id or f"{name}:{index}"
         number = int.from_bytes(hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest())
         return _nine(number)
@@ -82,15 +82,15 @@ class NameAndIndex:
     """Kimi K2's form: `functions.name:0`, where the number counts the calls of the conversation."""
 
     def fits(self, call_id: str) -> bool:
-        """See `IdForm`."""
+        """Whether `call_id` is `functions.`, a name, a colon and a number."""
         return _NAME_AND_INDEX.fullmatch(call_id) is not None
 
     def new(self, name: str, index: int) -> str:
-        """See `IdForm`."""
+        """Return the id of the call with this name and index."""
         return f"functions.{name}:{index}"
 
     def mapped(self, call_id: str, name: str, index: int) -> str:
-        """See `IdForm`."""
+        """Return the id of the call with this name and index, whatever `call_id` is."""
         del call_id
         return self.new(name, index)
 

@@ -18,7 +18,7 @@ _WHOLE = "arguments"
 
 
 def call_shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """Yield the messages as they are, then in each other shape that a template may expect."""
+    """Yield the messages as they are, then with their calls in each shape a template may expect."""
     yield messages
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if any(not _is_object(call) for call in calls):

@@ -175,7 +175,7 @@ def _checked(body: ChatCompletionRequest, context: OpenAIContext) -> _Checked:
 
 
 def settled(body: ChatCompletionRequest) -> CallForms:
-    """Check a request, and return in which form its answer reports calls; see `settle_tools`.
+    """Check a request, and return the forms in which its answer reports tool calls.
 
     Raises:
         InvalidRequest: the first error found.

@@ -117,7 +117,10 @@ class _Compiled:
         self.variables = set(found.variables)
 
     def render(self, values: dict[str, Any], max_chars: int, timeout_s: float) -> str | None:
-        """Render the prompt; see `CompiledTemplate.render`."""
+        """Return the prompt; `None` if the template fails on the type of a value.
+
+        A harmless template is rendered here, any other in a process with limits.
+        """
         if self._template is not None:
             return self._template.render(values, max_chars, timeout_s)
         job = Job(self._job.source, self._job.name, values, max_chars)

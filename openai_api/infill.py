@@ -84,7 +84,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """Return the first format whose tokens the tokenizer has; None if there is none."""
+        """Return the first infill format whose tokens the tokenizer has; None if there is none."""
         if tokenizer.is_missing:
             return None
         ids = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 
-# How many new objects trigger a collection of the youngest generation; after how many of those
-# collections the middle generation is collected; and after how many of the latter all objects are.
+# The arguments of `gc.set_threshold`: the number of new objects that triggers a collection of the
+# youngest generation; the number of such collections that triggers one of the middle generation;
+# and the number of the latter that triggers one of all objects.
 _THRESHOLDS = (4000, 2, 1000)
 
 

@@ -92,7 +92,7 @@ class Tracing:
     """Makes the spans of requests and passes them to OpenTelemetry's SDK."""
 
     def __init__(self, endpoint: str, model_name: str, version: str) -> None:
-        """Prepare to send spans to `endpoint`; see `traces_url`.
+        """Prepare to send spans to `endpoint`, the address of an OTLP collector.
 
         The SDK also reads its environment variables (`OTEL_EXPORTER_OTLP_HEADERS`,
         `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_...`).

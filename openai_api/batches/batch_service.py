@@ -23,7 +23,7 @@ class BatchService:
     runner: BatchRunner
 
     async def run(self, context: ServiceContext, answer: Answer) -> None:
-        """Run batches until the server shuts down; see `BatchRunner.run`."""
+        """Remove the leftovers of an earlier server, then run batches until this server ends."""
         await self.files.clean()
         await self.batches.clean()
         await self.runner.run(context, answer)

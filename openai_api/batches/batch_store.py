@@ -130,7 +130,7 @@ class BatchStore:
         return found[0]
 
     async def page(self, tenant: str, page: Page) -> list[BatchRecord]:
-        """Return a page of the batches of `tenant`; see `Page.of`."""
+        """Return a page of the batches of `tenant`."""
         return await self._database.run(_page, tenant, page)
 
     async def unfinished(self) -> list[BatchRecord]:

@@ -135,7 +135,7 @@ class FileStore:
         return rows[0]
 
     async def page(self, tenant: str, page: Page, purpose: str | None) -> list[StoredFile]:
-        """Return a page of the files of `tenant`, or of those with `purpose`; see `Page.of`."""
+        """Return a page of the files of `tenant`, or only of those with `purpose`."""
         extra, given = (" AND purpose = ?", (purpose,)) if purpose else ("", ())
         return page.of(await self._database.run(self._rows, tenant, extra, given))
 

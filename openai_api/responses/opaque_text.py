@@ -13,12 +13,12 @@ Kind = Literal["thought", "summary"]
 
 
 def wrapped(kind: Kind, text: str) -> str:
-    """Return the opaque string for the client."""
+    """Return `text`, a thought or a summary, as an opaque string for the client."""
     return base64.b64encode(_mark(kind) + text.encode("utf-8", "surrogatepass")).decode()
 
 
 def unwrapped(kind: Kind, kept: str) -> str | None:
-    """Return the original text; None if the string is of another kind or from another server."""
+    """Return the text in the opaque string `kept`; None if its kind or its origin is another."""
     try:
         data = base64.b64decode(kept, validate=True)
     except (binascii.Error, ValueError):

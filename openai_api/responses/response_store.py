@@ -102,7 +102,7 @@ class MemoryStore:
             self._drop(self._oldest(next_to_yield(self._held)))
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """See `ResponseStore`."""
+        """Return the stored response; None if there is none, or if it has expired."""
         kept = self._kept.get(response_id)
         if kept is None:
             return None
@@ -112,7 +112,7 @@ class MemoryStore:
         return _DECODER.decode(kept.encoded)
 
     async def delete(self, response_id: str) -> bool:
-        """See `ResponseStore`."""
+        """Delete a response; return whether it was stored."""
         if response_id not in self._kept:
             return False
         self._drop(response_id)
@@ -159,18 +159,18 @@ class FileStore:
             raise StartupError(f"--response-store {path}: {error}.") from None
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:
-        """See `MemoryStore.put`."""
+        """Store a response, or replace it; responses are dropped as by `MemoryStore.put`."""
         encoded = msgspec.json.encode(stored)
         if len(encoded) <= self._max_bytes:
             await self._run(self._put, response_id, encoded, stored.owner)
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """See `ResponseStore`."""
+        """Return the stored response; None if there is none, or if it has expired."""
         found = await self._run(self._get, response_id)
         return None if found is None else _DECODER.decode(found)
 
     async def delete(self, response_id: str) -> bool:
-        """See `ResponseStore`."""
+        """Delete a response; return whether it was stored."""
         return await self._run(self._delete, response_id)
 
     async def _run(self, work: Callable[..., Any], *given: Any) -> Any:

@@ -48,7 +48,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     Attributes:
         image_url: set for a part of type `input_image`: an address, a data URL or base64.
-        detail: accepted without effect; the size of an image is the model's.
+        detail: accepted without effect; the model determines an image's size.
     """
 
     type: str

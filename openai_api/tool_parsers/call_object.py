@@ -209,17 +209,17 @@ class CallObject:
 
 
 class CallArgumentsObject:
-    """Reads the object of a call whose name was outside the object; see `CallObject`."""
+    """Reads the arguments of a call whose name came before them; else like `CallObject`."""
 
     def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
-        """Prepare to write the arguments of the open call to `writer`; see `CallObject`."""
+        """Prepare to write the open call's arguments to `writer`; `ends` may follow the call."""
         self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
         self._told = _Arguments(writer, ends)
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from index `begin` on; see `CallObject.feed`."""
+        """Read `text` from index `begin` on; return the index where reading ended."""
         end = self._told.feed(text, begin)
         self.is_done, self.is_held = self._told.is_done, self._told.is_held
         return end

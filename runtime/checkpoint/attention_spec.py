@@ -74,7 +74,7 @@ class AttentionSpec:
         return -1 if self.window is None else self.window - 1
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """Return the numbers that cannot be split among ranks; see `ModelSpec.uneven_parts`."""
+        """Return what the ranks cannot share evenly, such as `3 attention heads`."""
         if self.is_whole:
             return []
         heads = self.num_kv_heads

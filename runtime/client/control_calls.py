@@ -57,7 +57,7 @@ class ControlCalls:
             link.prefixes.clear()
 
     async def set_options(self, values: dict[str, int]) -> ControlReply:
-        """Change options of the scheduler (see `SetOptions`).
+        """Change options of every replica's scheduler; `values` maps their names to numbers.
 
         They are stored, so that a restarted scheduler gets them again (`repeat_options`).
         """

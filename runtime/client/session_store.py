@@ -108,7 +108,7 @@ class Turn:
 
 
 class Session:
-    """One session; see `Sessions`.
+    """One session: a context that a client extends with each of its requests.
 
     Attributes:
         turns: the session's requests by name, in order.

@@ -48,7 +48,7 @@ class JsonList(Pieces):
         self._batch = batch
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the JSON in pieces; see `Pieces`."""
+        """Yield the JSON in pieces of `batch` items."""
         comma = b"["
         while batch := list(islice(self._items, self._batch)):
             yield comma + orjson.dumps(batch)[1:-1]
@@ -65,7 +65,7 @@ class JsonItems(Pieces):
         self.cost = cost
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the JSON in pieces; see `Pieces`."""
+        """Yield the JSON in pieces; large items have several pieces."""
         comma = b""
         yield b"["
         for item in self._items:
@@ -96,7 +96,7 @@ class GrowingJson(Pieces):
         self._waiting.append((iter(items), batch))
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the JSON in pieces; see `Pieces`."""
+        """Yield the JSON in pieces: the items encoded before in one piece, then the new ones."""
         comma = b"["
         if self._encoded:
             # The items that are encoded already are joined to one piece.

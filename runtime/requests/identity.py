@@ -9,20 +9,20 @@ from contextvars import ContextVar
 
 
 class Identity:
-    """What is random in one HTTP request's answer: the same again from the same key.
+    """The source of the random names in one HTTP request's answer; equal keys give equal names.
 
     Attributes:
-        created: seconds since the epoch, when the request came.
+        created: time when the request came, in seconds since the epoch.
     """
 
     def __init__(self, key: bytes, created: int) -> None:
-        """Draw names from `key`, 16 random bytes."""
+        """Prepare to derive bytes from `key`, 16 random bytes."""
         self.created = created
         self._key = key
         self._counter = itertools.count()
 
     def random_bytes(self) -> bytes:
-        """Return the next 32 bytes."""
+        """Return the next 32 bytes of the sequence that the key determines."""
         number = next(self._counter).to_bytes(8)
         return hashlib.blake2b(number, key=self._key, digest_size=32).digest()
 

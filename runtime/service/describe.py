@@ -95,7 +95,7 @@ ServerInfo = _struct(
 
 
 def describe_model(context: ServiceContext) -> dict[str, Any]:
-    """Return the answer of `/get_model_info`, see `ModelInfo`."""
+    """Return the answer of `/get_model_info`, with the keys of `ModelInfo`."""
     preferred = context.config.http.preferred_sampling_params
     return {
         "model_path": context.changes.model_path,

@@ -205,7 +205,7 @@ class NativeGeneration(Generation):
         return answers[0] if self._is_single else as_pieces(answers)
 
     async def events(self, *, incremental: bool) -> AsyncGenerator[Chunk, None]:
-        """Wait for the first answer, then return events for all answers; see `begun`."""
+        """Wait for the first answer, which may be a refusal; then return events for all answers."""
         return await _first_then_rest(self._events(incremental))
 
     async def _events(self, incremental: bool) -> AsyncGenerator[Chunk, None]:

@@ -97,7 +97,7 @@ async def prefill(
 def check_tokens_together(
     context: ServiceContext, num_tokens: int, most_tokens: int, param: str
 ) -> None:
-    """Refuse a request that needs too many tokens computed; see `docs/limits.md`.
+    """Refuse a request that needs more tokens computed than a bound allows (`docs/limits.md`).
 
     Args:
         context: the server's context.

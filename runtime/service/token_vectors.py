@@ -62,7 +62,7 @@ class TokenVectorsJson(Pieces):
         self._as_base64 = encoding_format == "base64"
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the pieces of the JSON; see `Pieces`."""
+        """Return an iterator over the pieces of the JSON."""
         return self._base64() if self._as_base64 else self._lists()
 
     def _base64(self) -> Iterator[bytes]:

@@ -200,8 +200,9 @@ class Stream:
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
-        # Used for stop strings only: what finds thoughts, in which stop strings do not count; the
-        # least number of tokens; and the number of tokens so far.
+        # These three are used for stop strings only. `_scan` finds thoughts, because a stop string
+        # in a thought does not count. `_num_tokens` is the number of tokens so far; stop strings
+        # count once it is above `_least`.
         self._scan = ThoughtScan(start.thoughts) if start.thoughts is not None else None
         self._least = start.min_new_tokens
         self._num_tokens = 0

@@ -241,7 +241,7 @@ async def encode_texts(
     check_length: Callable[[int], object] | None = None,
     most: int | None = None,
 ) -> list[list[int]]:
-    """Return the token ids of texts whose sizes are checked; see `TextEncoder.encode_batch`."""
+    """Return the token ids of texts whose sizes are checked; long texts are encoded on threads."""
     with timed("tokenize"):
         if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
             return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
@@ -277,7 +277,7 @@ async def encode_pieces(
 async def encode_pairs(
     tokenizer: TextEncoder, pairs: Sequence[tuple[str, str]], limits: LengthLimits
 ) -> list[tuple[list[int], int]]:
-    """Return the token ids of one request's pairs of texts; see `TextEncoder.encode_pairs`.
+    """Return the token ids of a request's pairs of texts, as `TextEncoder.encode_pairs` does.
 
     Raises:
         InvalidRequest: the texts are too long together, or one has half a surrogate pair.

@@ -118,7 +118,7 @@ class AdapterControl:
         return adapter.adapter_id
 
     async def find_each(self, names: Sequence[str | None]) -> list[int]:
-        """Return the id of each named adapter, and 0 for each `None`; see `find`."""
+        """Return the id of each named adapter, and 0 for each `None`; load dropped ones first."""
         found = {name: await self.find(name) for name in dict.fromkeys(names) if name}
         return [found[name] if name else 0 for name in names]
 

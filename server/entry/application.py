@@ -85,9 +85,9 @@ class Application:
             routes: the routes to run.
             http: the options of checks: keys, origins, size of bodies.
             lifecycle: connections are closed once it says that the server drains.
-            observer: told of every request.
-            last_errors: told of every request that is refused or fails.
-            tracing: told of every request that is not a probe or a poll.
+            observer: is called for every request.
+            last_errors: keeps the errors of requests that are refused or fail.
+            tracing: makes a span of every request that is not a probe or a poll.
         """
         self.api = api
         self.routes = routes

@@ -37,7 +37,7 @@ _DECODER = msgspec.json.Decoder(ExplainRequestBody)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """Create the router. The method is POST; see `server.entry.origins` for the reason."""
+    """Create the router. The method is POST: browsers may not send GET to admin routes."""
     router = AccessRouter(Access.ADMIN, tags=["native"], serves_tenants=True)
     documented = operation(ExplainRequestBody, ok=json_of(RequestsExplained), refuses=(404,))
 

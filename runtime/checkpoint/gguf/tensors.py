@@ -148,7 +148,7 @@ def _dialect(file: GgufFile) -> _Dialect:
 def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
     """Return the tensors of a GGUF model, by their names in a Hugging Face checkpoint.
 
-    A tensor whose name is unknown keeps it; it is reported as unexpected later.
+    A tensor with an unknown name keeps that name, and is reported as unexpected later.
 
     Raises:
         StartupError: the file cannot be read, or a number of heads does not fit its tensor; the
