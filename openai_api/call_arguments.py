@@ -54,7 +54,7 @@ def told_arguments(told: object) -> dict[str, Any] | str:
 
 
 def told_text(told: object) -> str:
-    """Return the input of an earlier call of a custom tool, which takes plain text."""
+    """Return the plain-text input of an earlier call of a custom tool; other values become JSON."""
     if isinstance(told, str):
         return told
     return "" if told is None else arguments_text(told)
@@ -99,7 +99,7 @@ class ObjectText:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the object that `ObjectText` completes `text` to.
+    """Return arguments as an object; text that is not valid JSON is completed by `ObjectText`.
 
     If the text was cut, the object has only the complete part of it.
 

@@ -49,7 +49,7 @@ def _whole(pattern: str) -> str:
 
 
 def arguments_of(text: str) -> dict[str, str]:
-    """Return the arguments of the function for a call of the custom tool with `text`."""
+    """Return the function's arguments for a call that gives the custom tool the input `text`."""
     return {_INPUT: text}
 
 

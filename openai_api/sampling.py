@@ -90,7 +90,7 @@ def sampling_of(
 
 
 class WireNames:
-    """In errors of a block, replaces the engine's field names by those of the endpoint."""
+    """A context manager that replaces the engine's field names in errors by the endpoint's."""
 
     def __init__(self, max_tokens: str, top: str, others: Mapping[str, str] | None = None) -> None:
         """Store the names that differ between endpoints; the others are OpenAI's.

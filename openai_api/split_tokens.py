@@ -37,7 +37,7 @@ class SplitTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, written: str) -> None:
-        """Find the tokens; `written` has all text constants of the chat template."""
+        """Find these tokens; `written` has all text constants of the chat template."""
         added = tokenizer.backend.get_added_tokens_decoder()
         # A token of a single character is left out, because it cannot be split.
         texts = {token.content: i for i, token in added.items() if len(token.content) > 1}

@@ -11,7 +11,7 @@ _JOINED_BYTES = 2**20
 
 
 def check_media_type(request: Request) -> None:
-    """Refuse a body that is not declared to be JSON, as a form in a web page's would not be.
+    """Refuse a body whose `Content-Type` is not JSON, such as that of a form in a web page.
 
     Raises:
         InvalidRequest: the media type is missing or another one.

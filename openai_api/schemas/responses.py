@@ -281,8 +281,8 @@ class ContextManagement(msgspec.Struct, kw_only=True):
     """When the server replaces a conversation by a summary.
 
     Attributes:
-        compact_threshold: number of the prompt's tokens above which it does; `None` means two
-            thirds of what fits.
+        compact_threshold: number of the prompt's tokens above which the server does so; `None`
+            means two thirds of the tokens that fit.
     """
 
     type: Literal["compaction"]

@@ -82,7 +82,7 @@ class Quantization(ABC):
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
         """Return the tensors that are stored for a weight; the weight itself if it is stored plain.
 
-        Their targets are in the same layer, which the other half gives these parameters.
+        Their targets are parameters that the other half of the method creates in the same layer.
         """
 
     @abstractmethod
@@ -275,8 +275,8 @@ class ModelSpec(ABC):
     def weights_in_floats(self) -> Mapping[str, WeightSpec]:
         """The weights whose quantized values are stored under another name than a trainer's floats.
 
-        The keys are the names that a trainer sends. A weight has the target of its quantized
-        values, and their name as its `of`.
+        The keys are the names that a trainer sends. In each description, `target` is that of the
+        quantized values, and `of` is their name in the checkpoint.
         """
         if self.quantization is None:
             return {}
@@ -389,7 +389,7 @@ class ModelSpec(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """Number of elements of the weights that one token reads, which are few of the experts'."""
+        """Number of elements of the weights that one token reads, so of only a few experts."""
         return self.num_parameters
 
     @property

@@ -25,11 +25,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True)
 class Repeated:
-    """How a stream gets its part of the journal.
+    """The functions through which a stream gets its recorded chunks again.
 
     Attributes:
-        take: takes a chunk as if a process had sent it; false if the stream has ended.
-        go_on: called once all streams have their parts.
+        take: adds a chunk to the stream as if a process had sent it; returns false if the stream
+            has ended.
+        go_on: called once all streams have read their recorded chunks.
     """
 
     take: Callable[[TextDelta], bool]
@@ -73,10 +74,10 @@ class AnswerJournal:
         return seed
 
     def open(self, repeated: Repeated) -> StreamJournal:
-        """Count the next stream, and give it its part.
+        """Return the journal of the next stream; its recorded chunks are repeated first.
 
         Args:
-            repeated: not used if there is nothing to repeat.
+            repeated: the stream's functions; not used if there is nothing to repeat.
         """
         number = self._num_streams
         self._num_streams += 1

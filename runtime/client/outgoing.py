@@ -94,17 +94,17 @@ class Outgoing:
     # ---- on the way ----
 
     def hold(self, stream: StreamState) -> None:
-        """Keep a request until `go_on`: its reader gets again what another server gave."""
+        """Hold a request until `go_on`, while its reader gets chunks of another server again."""
         self._repeating.add(stream.request_id)
 
     def go_on(
         self, stream: StreamState, grammar: tuple[bytes, asyncio.Future[bytes]] | None
     ) -> None:
-        """Send a request that was held, to continue what its reader has.
+        """Send a held request, so that its output continues after the repeated chunks.
 
         Args:
-            stream: of the request, which may have ended.
-            grammar: as `compile` takes them; `None` for free text.
+            stream: the request's stream, which may have ended.
+            grammar: the arguments `key` and `compiled` of `compile`; `None` for free text.
         """
         self._repeating.discard(stream.request_id)
         if not stream.is_open or self.streams.get(stream.request_id) is not stream:

@@ -135,7 +135,7 @@ def _decode_noting(body: bytes, decoder: msgspec.json.Decoder[T], unknown: list[
 
 
 async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` and return its result; on a thread unless the body of `body_size` is small."""
+    """Call `work` and return its result; if `body_size` (bytes) is large, call it on a thread."""
     if body_size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await PREPARING.run(work, *args, **kwargs)

@@ -1,1 +1,1 @@
-"""Images of prompts: fetched, decoded and scaled in isolation. Front-safe: no torch."""
+"""Images of prompts: fetched, decoded and scaled in a process of their own. No torch."""

@@ -1,1 +1,1 @@
-"""Requests: sampling parameters and their checks. Front-safe."""
+"""Requests: sampling parameters and their checks. No torch."""

@@ -1,1 +1,1 @@
-"""Tokenizer, detokenizer, stop strings and stop patterns. Front-safe."""
+"""Tokenizer, detokenizer, stop strings and stop patterns. No torch."""

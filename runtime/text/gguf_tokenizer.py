@@ -1,4 +1,4 @@
-"""Makes the tokenizer of a GGUF file, equal to the source's `tokenizer.json`. Without torch.
+"""Makes the tokenizer of a GGUF file, equal to the source model's `tokenizer.json`. No torch.
 
 There are two kinds. Byte-level BPE (`gpt2`) has merges, and the file has only the name of its
 pre-tokenizer. SentencePiece BPE (`llama`) has pieces with scores, and no merges.
