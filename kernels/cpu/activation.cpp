@@ -1,4 +1,4 @@
-// A gate's activation times up, over rows of [gate | up].
+// The activation of a gate, times `up`, for rows of [gate | up].
 #include <cmath>
 
 #include "pool.h"
@@ -6,7 +6,7 @@
 
 namespace hr {
 
-// The result is gate times the sigmoid of `slope(gate)` times up.
+// The result is gate * sigmoid(slope(gate)) * up.
 struct Silu {
     template <class V>
     static V slope(V gate) {
@@ -15,7 +15,7 @@ struct Silu {
 };
 
 struct GeluTanh {
-    // (1 + tanh(z)) / 2 is the sigmoid of 2 z, here with 2 sqrt(2 / pi) for the constant of z.
+    // (1 + tanh(z)) / 2 is sigmoid(2 z), so the constant of z is doubled here: 2 sqrt(2 / pi).
     template <class V>
     static V slope(V gate) {
         return 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
@@ -24,7 +24,7 @@ struct GeluTanh {
 
 template <class A, class T>
 void activated_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads) {
-    // An element costs several times what a copy does, hence the factor on the work.
+    // One element takes several times as long as a copy, so the work is multiplied by 4.
     parallel(rows, threads, rows * n * 4, [=](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
             const T *gate = x + row * 2 * n, *up = gate + n;
@@ -42,7 +42,7 @@ void activated_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads
     });
 }
 
-// A row has one gate for all elements, or one for each.
+// Multiplies rows with the sigmoid of gates: one gate per row (`is_shared`), or one per element.
 template <class T>
 void gated_by_sigmoid(const T *gates, int64_t gate_stride, bool is_shared, const T *x, T *out,
                       int64_t rows, int64_t n, int64_t threads) {

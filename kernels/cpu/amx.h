@@ -1,7 +1,8 @@
-// gemm.h's products with AMX tiles, on CPUs that have them (Sapphire Rapids and later).
+// The products of gemm.h, computed with AMX tiles on CPUs that have them (Sapphire Rapids and
+// later).
 //
-// The packed panels (see gemm.h) already have the tile layout: 16 word rows of 64 bytes, NR words
-// apart. All row counts use this path, so that a row gets the same bits in any batch here too.
+// The packed panels (see gemm.h) already have the layout of tiles: 16 word rows of 64 bytes, NR
+// words apart. All row counts use this code, so that a row gets the same bits in any batch.
 #pragma once
 
 #include "gemm.h"
@@ -16,7 +17,7 @@
 
 namespace hr {
 
-// Linux grants the tile registers only on request.
+// Asks Linux for the tile registers, which a process may use only on request.
 inline bool amx_allowed() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
@@ -29,11 +30,13 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// GCC 12 assumes that `_tile_loadconfig` reads 8 bytes, and `_tile_loadd` none: without this it may
-// drop or delay the writes before them.
+// Makes earlier writes visible to the tile loads. GCC 12 assumes that `_tile_loadconfig` reads 8
+// bytes, and that `_tile_loadd` reads none. Without this fence it may drop or delay the writes
+// before them.
 inline void amx_fence(const void *read) { asm volatile("" : : "r"(read) : "memory"); }
 
-// Tiles 0-3: sums; 4, 5: activations; 6, 7: weights. `rows` rows of activations, 1 to 16.
+// Configures the tiles: 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. `rows` is the
+// number of rows of activations, 1 to 16.
 inline void amx_configure(int64_t rows) {
     TileConfig config;
     for (int i = 0; i < 8; i++) {
@@ -44,7 +47,8 @@ inline void amx_configure(int64_t rows) {
     _tile_loadconfig(&config);
 }
 
-// One row of tiles (`a`, configured rows) against the NR = 64 columns of a panel.
+// Multiplies one row of tiles (`a`, as many rows as configured) with the NR = 64 columns of a
+// panel.
 inline void amx_rows(const uint32_t *a, int64_t lda, const uint32_t *panel, int64_t words,
                      float *c) {
     amx_fence(a);
@@ -72,7 +76,7 @@ inline void amx_rows(const uint32_t *a, int64_t lda, const uint32_t *panel, int6
     _tile_stored(3, c + 48, NR * 4);
 }
 
-// Two full rows of tiles against 32 columns: each loaded tile serves two products.
+// Multiplies two full rows of tiles with 32 columns, so that each loaded tile serves two products.
 inline void amx_square(const uint32_t *a, int64_t lda, const uint32_t *panel, int64_t words,
                        float *c) {
     amx_fence(a);
@@ -97,8 +101,8 @@ inline void amx_square(const uint32_t *a, int64_t lda, const uint32_t *panel, in
     _tile_stored(3, c + 16 * NR + 16, NR * 4);
 }
 
-// Calls finish(row, rows, tile) for the products of all rows of `x` with one panel. `tail` holds
-// the last `tokens % 16` rows padded to 16, when there are more than 16.
+// Multiplies all rows of `x` with one panel, and calls finish(row, rows, tile) for each block of
+// products. If there are more than 16 rows, `tail` holds the last `tokens % 16` rows, padded to 16.
 template <class F>
 inline void amx_panel(const uint32_t *x, const uint32_t *tail, int64_t tokens,
                       const uint32_t *panel, int64_t words, const F &finish) {
@@ -118,7 +122,7 @@ inline void amx_panel(const uint32_t *x, const uint32_t *tail, int64_t tokens,
     }
 }
 
-// N tiles of columns for one row of tiles.
+// Multiplies one row of tiles with N tiles of columns.
 template <int N, bool ACCUMULATE>
 inline void amx_strip(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t k,
                       float *c, int64_t ldc) {
@@ -160,12 +164,13 @@ inline void amx_strip(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t
     if (N > 3) _tile_stored(3, c + 48, stride);
 }
 
-// product() of gemm.h for bfloat16 with k a multiple of 16 words and n of 16 columns.
+// The function product() of gemm.h for bfloat16, if k is a multiple of 16 words and n a multiple of
+// 16 columns.
 template <bool ACCUMULATE>
 inline void amx_product(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t k,
                         float *c, int64_t ldc, int64_t m, int64_t n) {
     for (int64_t row = 0; row < m; row += 16) {
-        // Two shapes at most: full tiles, then the rest.
+        // At most two tile shapes occur: full tiles, then one shape for the rest.
         if (row == 0 || m - row < 16) amx_configure(std::min<int64_t>(16, m - row));
         const uint32_t *from = a + row * lda;
         for (int64_t col = 0; col < n; col += 64) {

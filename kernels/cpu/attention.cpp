@@ -1,12 +1,13 @@
-// Attention over pages, or over packed texts: blocks of queries against blocks of keys, online
-// softmax.
+// Attention over the pages of a KV cache or over packed texts, with online softmax: blocks of
+// queries meet blocks of keys.
 //
-// The query heads that share a key head are rows of one small product, so decode and prefill are
-// the same code with few or many rows. Keys and values of a block are repacked into cache-sized
-// scratch (see gemm.h); the caches themselves are read once per query block and never copied.
+// The query heads that share a key head are rows of one small product, so decode and prefill use
+// the same code with few or many rows. The keys and values of a block are repacked into scratch
+// memory that fits into the cache (see gemm.h). The KV caches themselves are read once per query
+// block and never copied.
 //
 // Queries and results (S) may be wider than products (T): float32 with bfloat16 products. Keys and
-// values (C) may be kept in fewer bits, see kept.h.
+// values (C) may be kept in fewer bits (see kept.h).
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -22,26 +23,27 @@
 namespace hr {
 
 constexpr int64_t KEYS = 64;          // keys of a block
-constexpr int64_t TARGET_ROWS = 192;  // query rows of a block: scratch stays in a 1 MiB L2
-constexpr int64_t PART = 256;         // keys that are worth a separate task
-constexpr int64_t MAX_DIM = 576;  // a latent of 512 and 64 elements that rotate
+constexpr int64_t TARGET_ROWS = 192;  // query rows of a block: its scratch fits into 1 MiB of L2
+constexpr int64_t PART = 256;         // keys for which a separate task is worthwhile
+constexpr int64_t MAX_DIM = 576;  // a latent of 512 elements and 64 rotated elements
 const float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
-    // Keys that a query sees before and after its own position; -1 for all of them.
+    // How many keys a query sees before and after its own position; -1 for no limit.
     int64_t window_left, window_right;
     int64_t heads, kv_heads, dim, q_stride;
     float scale_log2;
-    // The number of keys that each query sees, if `window_right` does not define it; never
+    // The number of keys that each query sees, if `window_right` does not define it. It never
     // decreases within a sequence.
     const int32_t *key_ends = nullptr;
-    // A raw score becomes `cap_out * tanh(score * cap_in)`; 0 leaves it.
+    // A raw score becomes `cap_out * tanh(score * cap_in)`; if `cap_in` is 0, scores are not
+    // changed.
     float cap_in = 0, cap_out = 0;
-    // `[heads]`, scores without a value, which only enlarge a row's sum.
+    // `[heads]`: one extra score per head, which has no value and only enlarges a row's sum.
     const float *sinks = nullptr;
 };
 
-// The location of keys and values: in pages, or, without a page table, columns of packed rows.
+// The location of keys and values: in pages, or, without a page table, in columns of packed rows.
 template <class C>
 struct Keys {
     const C *k, *v;
@@ -49,23 +51,23 @@ struct Keys {
     int64_t page_size, max_pages, row_stride;
 };
 
-// Queries [query, query + queries) of a sequence, one key head, keys [key, key_end).
+// The queries [query, query + queries) of a sequence, for one key head and the keys [key, key_end).
 struct Task {
     int64_t seq, kv_head, query, queries, first_position, key, key_end;
-    int64_t first_token;  // of the sequence, among the queries
+    int64_t first_token;  // the sequence's first token, among all queries
 };
 
-// One query row's unfinished softmax over part of its keys.
+// The unfinished softmax of one query row over part of its keys.
 struct Partial {
     float max, sum;
 };
 
 inline size_t round64(size_t n) { return (n + 63) / 64 * 64; }
 
-// Replaces missing keys: the cache may hold a NaN there.
+// Zeros that replace missing keys, because the cache may hold a NaN there.
 alignas(64) const uint32_t ZEROS[MAX_DIM] = {};
 
-// Pairs two rows of bfloat16 into words (row 0 low), or copies a row of floats.
+// Packs two rows of bfloat16 into words (row 0 in the low half), or copies a row of floats.
 inline void pack_values(const float *const *rows, int64_t count, int64_t dim, uint32_t *out) {
     for (int64_t i = 0; i < count; i++) std::memcpy(out + i * dim, rows[i], dim * 4);
 }
@@ -80,7 +82,8 @@ inline void pack_values(const bf16 *const *rows, int64_t count, int64_t dim, uin
     }
 }
 
-// Words of k per product; words past the last one must be 0.
+// The number of words along k that a product takes at once. Words up to the next multiple of it
+// must be 0.
 template <class T>
 inline int64_t k_step() {
 #if defined(HR_AMX)
@@ -117,7 +120,7 @@ struct Attention {
                round64(rows * KEYS * sizeof(T)) + 2 * round64(KEYS * s.dim * sizeof(T)) +
                (IS_CONVERTED ? round64(KEYS * s.dim * sizeof(T)) : 0) + result_bytes(rows);
     }
-    // One set of unfinished results: sums `[rows, dim]`, then the state of each row.
+    // The size of one set of unfinished results: sums `[rows, dim]`, then the state of each row.
     size_t result_bytes(int64_t rows) const {
         return round64(rows * s.dim * 4) + round64(rows * sizeof(Partial));
     }
@@ -125,7 +128,8 @@ struct Attention {
         return (Partial *)(results + round64(rows * s.dim * 4));
     }
 
-    // Finds the keys [base + begin, base + end) of a sequence; the rest of the block is 0.
+    // Finds the rows of the keys [base + begin, base + end) of a sequence, and of their values. All
+    // other rows of the block point to zeros.
     void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const C **keys,
                 const C **values) const {
         for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const C *)ZEROS;
@@ -152,7 +156,7 @@ struct Attention {
         }
     }
 
-    // The same rows as T; rows that need conversion are written to `space`.
+    // Returns the rows as T. Rows that need conversion are written to `space`.
     const T **converted(const C **rows, int64_t count, T *space, const T **found) const {
         if constexpr (!IS_CONVERTED) return rows;
         for (int64_t i = 0; i < count; i++) {
@@ -162,8 +166,8 @@ struct Attention {
         return found;
     }
 
-    // Turns one row of scores into probabilities (relative to its running maximum) and returns
-    // the factor that scales the earlier sums.
+    // Turns one row of scores into probabilities relative to the row's running maximum. Returns the
+    // factor by which the earlier sums must be multiplied.
     float softmax_row(const float *scores, T *probs, Partial &state, int64_t low, int64_t high,
                       int64_t width) const {
         float capped[KEYS], masked[KEYS];
@@ -183,7 +187,7 @@ struct Attention {
         vf top = load(scores);
         for (int64_t i = W; i < width; i += W) top = max(top, load(scores + i));
         float row_max = std::max(state.max, max_of(top) * s.scale_log2);
-        // Only masked keys so far: any finite number keeps inf - inf away.
+        // If all keys so far are masked, any finite number avoids inf - inf.
         float origin = row_max == MINUS_INF ? 0.0f : row_max;
         vf total = {};
         for (int64_t i = 0; i < width; i += W) {
@@ -199,8 +203,8 @@ struct Attention {
         return factor;
     }
 
-    // Attends to the keys [from, to) of a task's range; `results` receives unnormalised sums.
-    // `query` holds the rows, `scratch` the rest.
+    // Attends to the keys [from, to) of a task's range, and writes unnormalized sums to `results`.
+    // `query` is memory for the query rows, `scratch` for everything else.
     void part(const Task &t, int64_t from, int64_t to, const T *query, char *scratch,
               char *results) const {
         const int64_t g = group(), rows = t.queries * g, dim = s.dim;
@@ -221,8 +225,8 @@ struct Attention {
         const T *found[KEYS];
         for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
             int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
-            // Queries too far before the block's first key do not see the block; with a window,
-            // neither do those past its last key.
+            // Queries too far before the block's first key do not see the block. With a window,
+            // queries too far after the block's last key do not see it either.
             int64_t first = 0, last = t.queries;
             if (s.key_ends != nullptr)
                 while (first < last && s.key_ends[t.query + first] <= base + begin) first++;
@@ -231,7 +235,7 @@ struct Attention {
             if (s.window_left >= 0)
                 last = std::min(last, base + end + s.window_left - t.first_position);
             if (first >= last) continue;
-            // Columns past `end` are never read, whatever the packed keys held before.
+            // Scores of columns past `end` are never used, whatever the packed keys hold there.
             int64_t columns = (end + 15) / 16 * 16;
             locate(t, base, begin, end, keys, values);
             const T **rows_k = converted(keys, columns, space, found);
@@ -239,7 +243,7 @@ struct Attention {
                 transpose16((const uint32_t *const *)(rows_k + i), 16, dim / PER, packed_k + i, KEYS);
             const int64_t step = k_step<T>() * PER, filled = (end + step - 1) / step * step;
             pack_values(converted(values, filled, space, found), filled, dim, packed_v);
-            // The number of probabilities: all columns that are multiplied.
+            // The number of probabilities that the products read: all columns that are multiplied.
             const int64_t width = std::max(columns, filled);
 
             int64_t row = first * g, n = (last - first) * g;
@@ -257,7 +261,7 @@ struct Attention {
                                            width);
                 if (factor != 1.0f) scale_row(acc + r * dim, factor);
             }
-            // Keys past the last are values of 0 and have probability 0.
+            // Keys past the last have values of 0 and probability 0.
             multiply<T, true>((const uint32_t *)(probs + row * KEYS), KEYS / PER, packed_v, dim,
                               filled / PER, acc + row * dim, dim, n, dim);
         }
@@ -267,7 +271,7 @@ struct Attention {
         for (int64_t d = 0; d < s.dim; d += W) store(row + d, load(row + d) * factor);
     }
 
-    // Adds the results of a later part to those of the parts before it.
+    // Adds the results of a later part to the results of the parts before it.
     void absorb(const Task &t, char *results, const char *later) const {
         const int64_t rows = t.queries * group();
         Partial *state = states(results, rows);
@@ -291,7 +295,7 @@ struct Attention {
             convert(q + (t.query + i) * s.q_stride + t.kv_head * width, query + i * width, width);
     }
 
-    // Attends to the keys [from, to), part by part; `scratch` has scratch_bytes.
+    // Attends to the keys [from, to), part by part; `scratch` has scratch_bytes bytes.
     void run(const Task &t, int64_t from, int64_t to, char *scratch, char *results) const {
         const int64_t rows = t.queries * group();
         T *query = (T *)scratch;
@@ -327,7 +331,7 @@ struct Attention {
     }
 };
 
-// Splits the step into tasks, the most expensive first.
+// Splits the step into tasks, and sorts them with the most expensive first.
 void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int64_t seqs,
           std::vector<Task> &tasks) {
     const int64_t block = std::max<int64_t>(1, TARGET_ROWS / (s.heads / s.kv_heads));
@@ -348,7 +352,8 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
                      [&](const Task &a, const Task &b) { return cost(a) > cost(b); });
 }
 
-// For few tasks that do not divide evenly, every part of every task becomes a separate work item.
+// Makes every part of every task a separate work item, for few tasks that do not divide evenly
+// among the threads.
 template <class T, class S, class C>
 void attend_in_parts(const Attention<T, S, C> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
                      size_t result_bytes, int64_t threads) {
@@ -405,7 +410,7 @@ void attend(const Attention<T, S, C> &a, const std::vector<Task> &tasks, int64_t
 
 using namespace hr;
 
-// `kept`: how the caches keep numbers, a `Kept`.
+// `kept` is the format of the caches, a number of `Kept`.
 extern "C" void hr_paged_attention(int64_t is_bf16, int64_t kept, const void *q, int64_t q_stride,
                                    const void *k_cache, const void *v_cache,
                                    const int32_t *page_table, int64_t max_pages,
@@ -430,8 +435,8 @@ extern "C" void hr_paged_attention(int64_t is_bf16, int64_t kept, const void *q,
     is_bf16 ? run((bf16 *)out) : run((float *)out);
 }
 
-// `indptr` holds the bounds of the texts; `kind`: 0 float32, 1 bfloat16, 2 float32 that is multiplied
-// as bfloat16.
+// `indptr` holds the bounds of the texts. `kind`: 0 is float32, 1 is bfloat16, 2 is float32 with
+// products in bfloat16.
 extern "C" void hr_encoder_attention(int64_t kind, const void *qkv, const int32_t *indptr,
                                      int64_t texts, int64_t heads, int64_t kv_heads, int64_t dim,
                                      double scale, int64_t window, void *out, int64_t threads) {

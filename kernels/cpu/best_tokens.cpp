@@ -1,4 +1,4 @@
-// The largest logit of each row, among those that a grammar's mask allows.
+// Finds the largest logit of each row, among those that a grammar's mask allows.
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -13,7 +13,8 @@ constexpr uint32_t ALL = 0xffffffffu;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 static_assert(BLOCK % W == 0);
 
-// Each lane's result so far. Only a larger value replaces it, so the first of equal values stays.
+// The best value of each lane so far. Only a larger value replaces it, so the first of equal values
+// stays.
 struct Best {
     vf value = splat(NEVER);
     vi place = {};
@@ -26,7 +27,7 @@ struct Best {
         place = better ? places : place;
     }
 
-    // -1 when a value was NaN.
+    // Returns the best token over all lanes, or -1 if any value was NaN.
     int64_t token() const {
         int64_t best = 0;
         float most = NEVER;
@@ -61,7 +62,7 @@ static int64_t best_of_row(const float *logits, const uint32_t *words, int64_t v
             continue;
         }
         for (int i = 0; i < BLOCK; i += W) {
-            // Each lane's bit becomes its sign.
+            // Shifts each lane's bit of the mask to the lane's sign.
             vi bits = (vi)((vu{} + (word >> i)) << (vu)(31 - lanes));
             best.add(bits < 0 ? load(block + i) : splat(NEVER), places + i);
         }
@@ -71,8 +72,8 @@ static int64_t best_of_row(const float *logits, const uint32_t *words, int64_t v
 
 }  // namespace hr
 
-// `stride` is that of the rows of `logits`. `bitmask` may be null; otherwise `row_index` gives the
-// row of each of the `masks`, and null means consecutive rows.
+// `stride` is the distance of rows of `logits`. `bitmask` may be null. Otherwise `row_index` gives
+// the row of each of the `masks` masks; if it is null, the rows are consecutive.
 extern "C" void hr_best_tokens(int64_t *tokens, const float *logits, const uint32_t *bitmask,
                                const int64_t *row_index, int64_t masks, int64_t rows, int64_t vocab,
                                int64_t stride, int64_t words, int64_t threads) {

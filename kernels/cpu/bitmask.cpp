@@ -1,4 +1,4 @@
-// Logits of the tokens that a grammar forbids become minus infinity.
+// Sets the logits of the tokens that a grammar forbids to minus infinity.
 #include <cstdint>
 #include <limits>
 
@@ -13,15 +13,15 @@ static void mask_row(float *logits, const uint32_t *words, int64_t vocab) {
         if (word == 0xffffffffu) continue;
         int64_t width = vocab - first < 32 ? vocab - first : 32;
         float *at = logits + first;
-        // Without a branch per token: the loop becomes vector instructions.
+        // There is no branch per token, so that the loop becomes vector instructions.
         for (int64_t i = 0; i < width; i++) at[i] = (word >> i) & 1 ? at[i] : NEVER;
     }
 }
 
 }  // namespace hr
 
-// `stride` is that of the rows of `logits`; `row_index` gives the row of each row of `bitmask`, and
-// null means consecutive rows.
+// `stride` is the distance of rows of `logits`. `row_index` gives the row of each row of `bitmask`;
+// if it is null, the rows are consecutive.
 extern "C" void hr_token_bitmask(float *logits, const uint32_t *bitmask, const int64_t *row_index,
                                  int64_t rows, int64_t vocab, int64_t stride, int64_t words,
                                  int64_t threads) {

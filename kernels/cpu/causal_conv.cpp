@@ -1,4 +1,5 @@
-// A short causal convolution over each channel; rows are tokens, and saves of a sequence's inputs.
+// A short causal convolution over each channel, where rows are tokens. The last inputs of a
+// sequence are saved into its state.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -21,7 +22,7 @@ struct Conv {
     int64_t tokens, channels, width;
     bool silu;
 
-    // The row that a tap names: a new input, or one that a sequence's state has kept.
+    // Returns the row that a tap names: a new input, or an input that a sequence's state has kept.
     const T *input(int64_t tap) const {
         if (tap < tokens) return x + tap * x_stride;
         const int64_t kept = width - 1, at = tap - tokens;

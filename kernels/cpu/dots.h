@@ -1,8 +1,10 @@
-// Products of bytes: 4 neighbours along k in each 32-bit lane, unsigned weights times signed rows.
+// Dot products of bytes: each 32-bit lane holds 4 neighbours along k, unsigned weights times signed
+// rows.
 //
-// A lane is an output column, as in gemm.h; the 4 bytes of a row are broadcast. Each instruction
-// set has its own way to the same integers: AVX-512 VNNI, AVX-VNNI and NEON's dot products add into
-// 32 bits, AVX2 (and SSSE3, AVX-512 BW) first into 16 bits, as far as the weights' size lets them.
+// A lane is one output column, as in gemm.h, and the 4 bytes of a row are broadcast to all lanes.
+// All instruction sets compute the same integers. AVX-512 VNNI, AVX-VNNI and NEON's dot products
+// add in 32 bits. AVX2, SSSE3 and AVX-512 BW first add in 16 bits, as long as the size of the
+// weights allows it.
 #pragma once
 
 #include "simd.h"
@@ -44,8 +46,9 @@ inline const char *dots_name() {
 #endif
 }
 
-// Whether weights over 127 are told as signed bytes, without an offset: with pairs of them 16 bits
-// would not do, and NEON's first dot product has signed bytes only.
+// Whether weights that need 8 bits are passed as signed bytes without an offset. As unsigned bytes,
+// a pair of their products would overflow 16 bits; and NEON's first dot product takes only signed
+// bytes.
 #if defined(HR_DOT) && !defined(HR_SIGNED_DOT)
 constexpr bool WIDE_IS_SIGNED = false;
 #else
@@ -58,7 +61,8 @@ inline vi splat_word(const void *p) {
     return vi{} + word;
 }
 
-// The same number in all lanes; simd.h's splat() adds to zeros, which no load does on its way.
+// Returns the same number in all lanes. This compiles to one broadcasting load; simd.h's splat()
+// adds the number to zeros instead.
 inline vf in_all(const float *p) { return (vf)splat_word(p); }
 
 inline vf fma(vf a, vf b, vf c) {
@@ -74,7 +78,7 @@ inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// A float16 as a float32; exact.
+// Converts a float16 to a float32, without rounding.
 inline float half_to_float(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, rest = (uint32_t)(bits & 0x7fffu) << 13;
     float value;
@@ -107,7 +111,7 @@ inline vf load_half(const void *p) {
 #endif
 }
 
-// W unsigned or signed bytes as numbers.
+// Converts W unsigned or signed bytes to float32.
 inline vf load_bytes(const uint8_t *p) {
     typedef uint8_t vb __attribute__((vector_size(W)));
     return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
@@ -117,14 +121,15 @@ inline vf load_bytes(const int8_t *p) {
     return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
 }
 
-// Half of 2^(e - 127) of W bytes e: the scales of MXFP4.
+// Returns half of 2^(e - 127) for W bytes e. These are the scales of MXFP4, whose table holds
+// doubled values.
 inline vf load_exponents(const uint8_t *p) {
     typedef uint8_t vb __attribute__((vector_size(W)));
     vu e = __builtin_convertvector(load_as<vb>(p), vu);
     return (vf)(e < 2u ? (vu{} + 0x00200000u) << (e & 1u) : (e - 1u) << 23);
 }
 
-// Looks each byte (0 to 15) up in a table of 16.
+// Replaces each byte (0 to 15) by its entry in a table of 16 bytes.
 inline vu look_up(const int8_t *table, vu nibbles) {
 #if defined(__AVX512BW__)
     __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
@@ -151,10 +156,10 @@ inline uint32_t look_up(const int8_t *table, uint32_t nibbles) {
     return nibbles;
 }
 
-// sum += the 4 products of each lane.
+// Adds the 4 products of each lane to its sum.
 template <bool SIGNED>
 #if !defined(HR_DOT)
-[[gnu::noinline]]  // loops: unrolled into every product they would take minutes to compile
+[[gnu::noinline]]  // inlined into every product, these loops would take minutes to compile
 #endif
 inline vi dot(vi sum, vu w, vi a) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)

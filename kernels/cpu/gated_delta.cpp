@@ -1,4 +1,4 @@
-// The gated delta rule: each head of each sequence is computed token by token on one thread.
+// The gated delta rule. One thread computes one head of one sequence, token by token.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -13,7 +13,7 @@ struct DeltaSizes {
     int64_t seqs, tokens, key_heads, ratio, key_dim, value_dim, gate_span;
 };
 
-// `to` becomes `from` at unit length, times `scale`.
+// Scales `from` to unit length, multiplies it with `scale`, and writes it to `to`.
 template <class T>
 void unit(const T *from, float *to, int64_t n, float scale) {
     float squares = 0;
@@ -25,7 +25,7 @@ void unit(const T *from, float *to, int64_t n, float scale) {
     for (int64_t i = 0; i < n; i++) to[i] *= factor;
 }
 
-// `matrix` is scaled by `decay`; `seen` becomes its product with `key`.
+// Multiplies `matrix` with `decay`, and writes its product with `key` to `seen`.
 inline void decay_and_read(float *matrix, const float *key, float decay, float *seen, int64_t rows,
                            int64_t n) {
     for (int64_t d = 0; d < n; d++) seen[d] = 0;
@@ -38,7 +38,8 @@ inline void decay_and_read(float *matrix, const float *key, float decay, float *
     }
 }
 
-// `matrix` gets the product of `key` and `change`; `out` becomes its product with `query`.
+// Adds the outer product of `key` and `change` to `matrix`, and writes the product of `matrix` with
+// `query` to `out`.
 inline void change_and_read(float *matrix, const float *key, const float *change,
                             const float *query, float *out, int64_t rows, int64_t n) {
     for (int64_t d = 0; d < n; d++) out[d] = 0;

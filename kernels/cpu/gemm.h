@@ -1,20 +1,21 @@
-// Register-blocked products C[m, n] (+)= A[m, k] * B[k, n] on 32-bit words.
+// Register-blocked matrix products C[m, n] (+)= A[m, k] * B[k, n] on 32-bit words.
 //
-// A word is one float, or a pair of bfloat16 neighbours along k. B is stored word row by word
-// row, so one vector load holds W columns of one k (or pair of k); A is plain row-major memory
-// whose words are broadcast. The same packed bytes serve machines with and without bfloat16 dot
-// products.
+// A word is one float, or a pair of bfloat16 neighbours along k. B is stored word row by word row,
+// so that one vector load reads W columns of one k (or of one pair of k). A is plain row-major
+// memory, and its words are broadcast. The same packed bytes serve machines with and without
+// bfloat16 dot products.
 #pragma once
 
 #include "simd.h"
 
 namespace hr {
 
-// Rows and vectors of the register block: accumulators, one row of B and a broadcast must fit.
+// Size of the register block, in rows and vectors: the accumulators, one row of B and one broadcast
+// word must fit into the registers.
 #if defined(__AVX512F__) || !defined(__AVX__)
 constexpr int NV = 4;  // 32 vector registers
 #else
-constexpr int NV = 2;  // 16
+constexpr int NV = 2;  // 16 vector registers
 #endif
 constexpr int MR = 6;
 constexpr int NR = NV * W;
@@ -47,12 +48,12 @@ struct Words<bf16> {
     }
 };
 
-// One block: M rows, P panels of N vectors each. Row strides are `lda` words in `a`, `ldb` words in
-// `b` and `ldc` floats in `c`; panels are `panel` words apart. PREFETCH: distance in `b` to
-// prefetch ahead, in words, 0 for none.
+// Computes one block: M rows times P panels of N vectors each. Row strides are `lda` words in `a`,
+// `ldb` words in `b` and `ldc` floats in `c`; panels are `panel` words apart. PREFETCH is the
+// distance in words by which `b` is prefetched, or 0 for no prefetching.
 //
-// Each element of C is one chain of additions along k that starts from C (or 0), whatever the
-// block's shape: a row gets the same bits alone and in any batch.
+// Each element of C is one chain of additions along k, starting from C (or from 0), whatever the
+// block's shape. A row therefore gets the same bits alone and in any batch.
 template <class T, int M, int N, int P, bool ACCUMULATE, int PREFETCH>
 inline void block(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t panel,
                   int64_t k, float *c, int64_t ldc) {
@@ -98,7 +99,8 @@ inline void rows_of_block(int64_t m, const uint32_t *a, int64_t lda, const uint3
     }
 }
 
-// How many of `left` rows to take next: near-equal parts of at most MR (7 is 4 + 3, not 6 + 1).
+// Returns how many of `left` rows to take next. The parts are nearly equal and at most MR (7 rows
+// are 4 + 3, not 6 + 1).
 inline int64_t next_rows(int64_t left) {
     int64_t parts = (left + MR - 1) / MR;
     return (left + parts - 1) / parts;
@@ -134,8 +136,8 @@ inline void product(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t l
     }
 }
 
-// Transposes `count` (1..16) rows of `words` words, from rows[i], into out[word * ldo + i].
-// Columns count..15 become 0.
+// Transposes `count` (1 to 16) rows of `words` words, from rows[i] into out[word * ldo + i]. The
+// columns from `count` to 15 become 0.
 inline void transpose16(const uint32_t *const *rows, int count, int64_t words, uint32_t *out,
                         int64_t ldo) {
 #if defined(__AVX512F__)
@@ -156,7 +158,7 @@ inline void transpose16(const uint32_t *const *rows, int count, int64_t words, u
             r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
             r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
         }
-        // r[4g + j] holds, per 128-bit lane l, word 4l + j of rows 4g .. 4g + 3.
+        // Each 128-bit lane l of r[4g + j] now holds word 4l + j of the rows 4g to 4g + 3.
         for (int j = 0; j < 4; j++) {
             __m512i a = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
             __m512i b = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);

@@ -1,4 +1,5 @@
-// How caches keep keys and values: as they are, or in fewer bits. One row is a head of a token.
+// The formats in which KV caches keep keys and values: the type of the products, or fewer bits. One
+// row is one head of one token.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +10,10 @@
 
 namespace hr {
 
-// Numbers of `FORMS` in kernels/kv_forms.py.
+// The numbers of the formats, as in `FORMS` of kernels/kv_forms.py.
 enum Kept { SAME_BITS = 0, KEPT_BF16 = 1, KEPT_E4M3 = 2, KEPT_E5M2 = 3, KEPT_INT8 = 4 };
 
-// 8-bit floats: `MANTISSA` bits after the exponent; larger numbers than `MOST` become it.
+// 8-bit floats with `MANTISSA` mantissa bits. Numbers larger than `MOST` become `MOST`.
 struct e4m3 {
     uint8_t bits;
     static constexpr int MANTISSA = 3, BIAS = 7;
@@ -26,7 +27,7 @@ struct e5m2 {
     static constexpr uint32_t FIRST_NAN = 0x7d;
 };
 
-// A row of integers; the scale, a float, follows them.
+// One number of a row of 8-bit integers; the row's scale, a float, follows the row.
 struct scaled_int8 {
     int8_t number;
 };
@@ -47,7 +48,8 @@ inline vf load_small(const F *p) {
     constexpr uint32_t NORMAL = (uint32_t)(127 - F::BIAS) << 23;
     const vu codes = __builtin_convertvector(load_as<v8>(p), vu);
     const vu size = codes & 0x7fu, spread = size << SHIFT;
-    // A small exponent's numbers, without the leading one that the next exponent would give them.
+    // Subnormal numbers have no leading one. They are read with the exponent of the smallest normal
+    // numbers, whose leading one is subtracted.
     const float one = std::ldexp(1.0f, 1 - F::BIAS);
     const vf small = (vf)(spread + (NORMAL + (1u << 23))) - one;
     const vf normal = (vf)(spread + NORMAL);
@@ -56,7 +58,7 @@ inline vf load_small(const F *p) {
     return (vf)((vu)v | (codes & 0x80u) << 24);
 }
 
-// Round to nearest even; a NaN stays a NaN.
+// Converts to 8-bit floats. Rounds to nearest even; a NaN stays a NaN.
 template <class F>
 inline void store_small(F *p, vf v) {
     constexpr int SHIFT = 23 - F::MANTISSA;
@@ -67,7 +69,8 @@ inline void store_small(F *p, vf v) {
     const vu u = (vu)size;
     const vu normal = ((u + ((1u << (SHIFT - 1)) - 1) + (u >> SHIFT & 1u)) >> SHIFT) -
                       ((uint32_t)(127 - F::BIAS) << F::MANTISSA);
-    // Multiples of the smallest number; adding 1.5 * 2^23 rounds to an integer.
+    // Subnormal numbers are multiples of the smallest number; adding 1.5 * 2^23 rounds to an
+    // integer.
     const vf magic = splat(12582912.0f);
     const vf counted = size * std::ldexp(1.0f, F::BIAS - 1 + F::MANTISSA) + magic;
     const vu small = (vu)((vi)counted - (vi)magic);
@@ -83,7 +86,7 @@ inline vf load(const e5m2 *p) { return load_small(p); }
 inline void store(e4m3 *p, vf v) { store_small(p, v); }
 inline void store(e5m2 *p, vf v) { store_small(p, v); }
 
-// Rows of `n` numbers, a multiple of W unless both types are the same.
+// Converts a row of `n` numbers. `n` is a multiple of W, unless both types are the same.
 template <class From, class To>
 inline void convert(const From *from, To *to, int64_t n) {
     if constexpr (std::is_same_v<From, To>) {
@@ -96,7 +99,7 @@ inline void convert(const From *from, To *to, int64_t n) {
             store(to + i, __builtin_convertvector(numbers, vf) * scale);
         }
     } else if constexpr (std::is_same_v<To, scaled_int8>) {
-        // A NaN or an infinity makes the scale a NaN, and so all of the row.
+        // A NaN or an infinity makes the scale a NaN, and thereby the whole row.
         vf most = {};
         vf whole = {};
         for (int64_t i = 0; i < n; i += W) {
@@ -118,7 +121,8 @@ inline void convert(const From *from, To *to, int64_t n) {
     }
 }
 
-// Calls `f` with a null pointer to the type that a cache of `T` keeps.
+// Calls `f` with a null pointer whose type is that of the cache's numbers; `T` is the type of the
+// products.
 template <class T, class F>
 inline void with_kept(int64_t kept, F f) {
     switch (kept) {

@@ -1,7 +1,7 @@
-// Products with a weight packed once into panels of NR columns (see gemm.h).
+// Matrix products with a weight that was packed once into panels of NR columns (see gemm.h).
 //
-// A panel is read in one forward sweep, so one token is limited only by memory bandwidth; more
-// tokens reuse the panel from the L2 cache, one block of rows after another.
+// A panel is read in one forward sweep, so that memory bandwidth is the only limit for one token.
+// With more tokens, one block of rows after another reuses the panel from the L2 cache.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,8 +12,8 @@
 
 namespace hr {
 
-constexpr int64_t K_WORDS = 2560;             // words of a panel swept at once: 640 KiB of a 1 MiB L2
-constexpr int PREFETCH = 16 * NR;             // words ahead: 4 KiB with AVX-512
+constexpr int64_t K_WORDS = 2560;             // words of a panel per sweep: 640 KiB of L2
+constexpr int PREFETCH = 16 * NR;             // prefetch distance in words: 4 KiB with AVX-512
 
 template <class T>
 void pack_panels(const T *weight, uint32_t *packed, int64_t in, int64_t out, int64_t threads) {
@@ -53,7 +53,7 @@ void finish_as(const float *tile, int64_t ld, int64_t rows, int64_t cols, const 
         for (; i + W <= cols; i += W)
             store(to + i, A::of(bias ? load(from + i) + load(bias + i) : load(from + i)));
         if (i == cols) continue;
-        // A tile has whole vectors of sums; bias and result end at the last column.
+        // A tile has whole vectors of sums, but the bias and the result end at the last column.
         float last[W];
         std::memcpy(last, from + i, sizeof last);
         for (int64_t j = i; bias && j < cols; j++) last[j - i] += to_float(bias[j]);
@@ -62,7 +62,7 @@ void finish_as(const float *tile, int64_t ld, int64_t rows, int64_t cols, const 
     }
 }
 
-// Writes sums with their bias, through the activation.
+// Adds the bias to the sums, applies the activation, and writes the results.
 template <class T>
 void finish(int64_t activation, const float *tile, int64_t ld, int64_t rows, int64_t cols,
             const T *bias, T *out, int64_t out_stride) {
@@ -118,7 +118,7 @@ void linear_rows(const T *x, const uint32_t *packed, const O *bias, O *out, int6
     const uint32_t *rows = (const uint32_t *)x;
     if (tokens == 0) return;
     if (linear_tiles(x, packed, bias, out, tokens, in, out_features, activation, threads)) return;
-    const int64_t unit = tokens <= 2 ? 2 : 1;  // panels that are swept together
+    const int64_t unit = tokens <= 2 ? 2 : 1;  // panels that are read together
     auto sweep = [=](int64_t begin, int64_t end) {
         begin *= unit;
         end = std::min(end * unit, panels);
@@ -127,7 +127,8 @@ void linear_rows(const T *x, const uint32_t *packed, const O *bias, O *out, int6
         alignas(64) float block_tile[MR * NR];
         float *tile = cut ? (float *)memory.get(tokens * NR * sizeof(float)) : block_tile;
         int64_t panel = begin;
-        // With one or two rows a panel has few sums, which wait for one another: take two panels.
+        // With one or two rows a panel has few sums, and each sum is a chain of dependent
+        // additions. Two panels at a time give the CPU more independent chains.
         for (; tokens <= 2 && panel + 2 <= end; panel += 2) {
             const uint32_t *weight = packed + panel * words * NR;
             if (tokens == 1)
@@ -199,8 +200,9 @@ extern "C" void hr_linear_unpack(int64_t is_bf16, const void *packed, void *weig
         unpack_panels((const uint32_t *)packed, (float *)weight, in, out, threads);
 }
 
-// `kind`: 0 float32, 1 bfloat16, 2 float32 with a weight of bfloat16: rows are rounded to bfloat16,
-// and products, sums, bias and result are float32. `activation`: see unary.h.
+// `kind`: 0 is float32, 1 is bfloat16, 2 is float32 with a bfloat16 weight. For 2, rows are rounded
+// to bfloat16, and products, sums, bias and result are float32. `activation` is a number of
+// unary.h.
 extern "C" void hr_linear(int64_t kind, const void *x, const void *packed, const void *bias,
                           void *out, int64_t tokens, int64_t in, int64_t out_features,
                           int64_t activation, int64_t threads) {

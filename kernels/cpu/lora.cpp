@@ -1,7 +1,8 @@
-// Adds to a product what each token's adapter gives: shrink to the adapter's rank, then expand.
+// Adds the output of each token's adapter to a product: shrink to the adapter's rank, then expand.
 //
-// Tokens are grouped by adapter. A row of a shrunk token is one chain of additions over the columns
-// of A, and a result one over the ranks, so a token's bits do not depend on its neighbours.
+// Tokens are grouped by adapter. Each element of a shrunk token is one chain of additions over the
+// columns of A, and each result is one chain over the ranks. A token's bits therefore do not depend
+// on the other tokens.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -16,11 +17,11 @@ struct Part {
 };
 
 struct Group {
-    int64_t slot, rank, begin, end;  // of the sorted tokens
+    int64_t slot, rank, begin, end;  // begin, end: a range of the sorted tokens
 };
 
 struct Block {
-    int64_t group, part, token, first;  // `first`: of ranks or of columns
+    int64_t group, part, token, first;  // first: the first rank or the first column
 };
 
 constexpr int TOKENS = 4, RANKS = 4, COLUMNS = 4 * W, WIDE = 16;
@@ -45,7 +46,7 @@ struct Adapters {
     }
 };
 
-// shrunk[t][r] of M tokens and N ranks.
+// Computes shrunk[t][r] for M tokens and N ranks.
 template <int M, int N, class T>
 void dots(const T *const *x, const T *const *a, int64_t in, float *const *to) {
     vf acc[M][N];
@@ -90,7 +91,7 @@ void shrink_block(int64_t tokens, int64_t ranks, const T *const *x, const T *con
     }
 }
 
-// out[t][0:COLUMNS] += sum over r of shrunk[t][r] * b[r][0:COLUMNS], of M tokens.
+// out[t][0:COLUMNS] += sum over r of shrunk[t][r] * b[r][0:COLUMNS], for M tokens.
 template <int M, class T>
 void columns(const float *const *shrunk, const T *b, int64_t stride, int64_t rank, T *const *out) {
     constexpr int V = COLUMNS / W;
@@ -163,7 +164,7 @@ void add_adapters(const Adapters<T> &adapters, const T *x, T *out, const int32_t
             for (int64_t c = 0; c < adapters.parts[p].rows; c += COLUMNS * WIDE)
                 expands.push_back({g, p, 0, c});
         }
-    // With many tokens of few adapters a block is cut along the tokens, too.
+    // If many tokens share few adapters, a block is also divided along the tokens.
     auto cut = [&](std::vector<Block> &blocks) {
         constexpr int64_t SHARE = 64;
         static thread_local std::vector<Block> made;
@@ -231,8 +232,9 @@ void add_adapters(const Adapters<T> &adapters, const T *x, T *out, const int32_t
 
 using namespace hr;
 
-// `memory`, its strides in numbers, and `parts`, pairs of first row and number of rows: see
-// kernels/lora/__init__.py. `slots` of the tokens, -1 for none; `ranks` of the slots.
+// `slots` holds the slot of each token's adapter, or -1 for none; `ranks` holds the rank of each
+// slot. See kernels/lora/__init__.py for `memory`, whose strides count elements, and for `parts`,
+// which are pairs of first row and number of rows.
 extern "C" void hr_lora_add(int64_t is_bf16, const void *x, void *out, const void *memory,
                             int64_t slot_stride, int64_t rank_stride, const void *slots,
                             const void *ranks, const void *parts, int64_t num_parts,

@@ -50,7 +50,8 @@ void norm_rows(const T *x, T *residual, const T *weight, T *out, int64_t rows, i
     });
 }
 
-// `residual`, if present, becomes the sum. The squares are taken around the mean, as in torch.
+// If `ADD`, `residual` becomes the sum of `residual` and `x`. The variance is taken around the
+// mean, as in torch.
 template <class T, bool ADD>
 void layer_norm_rows(const T *x, T *residual, const T *weight, const T *bias, T *out, int64_t rows,
                      int64_t n, float eps, int64_t threads) {

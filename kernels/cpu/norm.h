@@ -1,12 +1,13 @@
-// The end of an RMS norm: a row times its factor and the norm's weight.
+// The last step of an RMS norm: a row is multiplied with its factor and with the norm's weight.
 #pragma once
 
 #include "simd.h"
 
 namespace hr {
 
-// A plain weight multiplies the row rounded to T, as in transformers. For a zero-centered weight
-// the factor is 1 + weight, and the result is rounded once. `to` may be `from`.
+// An ordinary weight multiplies the row after rounding to T, as in transformers. With a
+// zero-centered weight the row is multiplied with 1 + weight, and the result is rounded once. `to`
+// may be `from`.
 template <bool ZERO_CENTERED, class T>
 inline void scale_row(const T *from, T *to, const T *weight, float factor, int64_t n) {
     auto scaled = [&](auto v, auto w) {

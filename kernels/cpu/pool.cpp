@@ -6,10 +6,10 @@ namespace hr {
 
 namespace {
 
-// Long enough to bridge the Python between two kernels of a step, short enough to leave the core
-// to others between steps.
+// How long a helper spins. It is long enough for the Python code between two kernels of a step, and
+// short enough to leave the core to others between steps.
 constexpr int64_t SPIN_TURNS = 4000;
-// A caller that waits this long is waiting for a helper that lost its core.
+// A caller that has waited this long waits for a helper that lost its core, and yields.
 constexpr int64_t YIELD_TURNS = 20000;
 
 inline void pause() {
@@ -23,7 +23,7 @@ inline void pause() {
 }  // namespace
 
 Pool &Pool::instance() {
-    // Never destroyed: helpers may be asleep in it when the process ends.
+    // The pool is never destroyed, because helpers may be asleep in it when the process ends.
     static Pool *pool = new Pool;
     return *pool;
 }
@@ -68,14 +68,14 @@ void Pool::help(int64_t index) {
 
 void Pool::run(int64_t chunks, int64_t threads, void (*call)(const void *, int64_t),
                const void *context) {
-    // A second concurrent caller does its work alone.
+    // If another caller uses the pool at the moment, this caller does its work alone.
     if (threads <= 1 || chunks <= 1 || busy_.test_and_set(std::memory_order_acquire)) {
         for (int64_t i = 0; i < chunks; i++) call(context, i);
         return;
     }
     grow(threads - 1);
     uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-    // Closed while the fields change: see claim().
+    // The region is closed while its fields change; see claim().
     state_.store((uint64_t)epoch << 32 | CLOSED, std::memory_order_seq_cst);
     chunks_.store(chunks, std::memory_order_relaxed);
     call_.store(call, std::memory_order_relaxed);

@@ -1,12 +1,13 @@
-// The thread pool of every kernel: helpers that the caller never has to wait for.
+// The thread pool that all kernels use. Its caller never waits for a helper thread that has not
+// begun.
 //
-// A parallel region is a list of chunks that the caller and the helpers claim one by one. The
-// caller waits only for chunks that a helper has begun. OpenMP's regions end when every thread has
-// arrived: if another process holds a core, each region lasts until the missing thread is scheduled
-// again (8 ms were measured instead of 65 us).
+// A parallel region is a list of chunks, which the caller and the helpers claim one by one. The
+// caller waits only for chunks that a helper has begun. OpenMP is different: its regions end when
+// every thread has arrived. If another process holds a core, each OpenMP region lasts until the
+// missing thread is scheduled again (8 ms instead of 65 us were measured).
 //
-// Torch keeps its own OpenMP threads for its own operators. They spin for milliseconds after each
-// of them unless OMP_WAIT_POLICY=passive is in the environment before torch is imported.
+// Torch keeps its own OpenMP threads for its own operators. After each operator they spin for
+// milliseconds, unless OMP_WAIT_POLICY=passive is in the environment before torch is imported.
 #pragma once
 
 #include <atomic>
@@ -24,11 +25,11 @@ class Pool {
    private:
     void help(int64_t index);
     void grow(int64_t helpers);
-    // Claims and runs chunks of the region `epoch` until none is left.
+    // Claims and runs chunks of the region `epoch` until all chunks are claimed.
     void claim(uint32_t epoch);
 
-    // The region's number in the high half, the next chunk in the low half: a late helper cannot
-    // claim a chunk of a region whose fields it did not read.
+    // The high half is the region's number, and the low half is the next chunk. A late helper
+    // therefore cannot claim a chunk of a region whose fields it has not read.
     std::atomic<uint64_t> state_{CLOSED};
     std::atomic<int64_t> chunks_{0}, done_{0}, wanted_{0};
     std::atomic<void (*)(const void *, int64_t)> call_{nullptr};
@@ -47,8 +48,8 @@ inline void for_each(int64_t chunks, int64_t threads, const F &f) {
         chunks, threads, [](const void *context, int64_t i) { (*(const F *)context)(i); }, &f);
 }
 
-// Runs f(begin, end) over parts of [0, n): on this thread alone when `work` (elements touched,
-// about) is small.
+// Runs f(begin, end) over parts of [0, n). If `work` (about the number of elements touched) is
+// small, this thread does everything alone.
 template <class F>
 inline void parallel(int64_t n, int64_t threads, int64_t work, const F &f) {
     constexpr int64_t SERIAL_WORK = 1 << 15;

@@ -1,4 +1,5 @@
-// Head norms, rotation and the write into the paged caches: one pass over a step's qkv rows.
+// Head norms, rotary embedding and the write into the paged KV caches, in one pass over the qkv
+// rows of a step.
 #include <cmath>
 #include <type_traits>
 
@@ -71,7 +72,7 @@ void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t 
 
 using namespace hr;
 
-// `kept`: how the caches keep numbers, a `Kept`.
+// `kept` is the format of the caches, a number of `Kept`.
 extern "C" void hr_rope_kv_write(int64_t is_bf16, int64_t kept, void *qkv, int64_t tokens, int64_t heads,
                                  int64_t kv_heads, int64_t dim, const float *cos_sin,
                                  const int64_t *positions, const int64_t *slots, void *k_cache,
@@ -94,7 +95,8 @@ extern "C" void hr_rope_kv_write(int64_t is_bf16, int64_t kept, void *qkv, int64
     zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }
 
-// Copies heads of any strides to pages, all sizes in bytes; the rest of a wider page's head is 0.
+// Copies heads with any strides to pages. All sizes are in bytes. If the page's heads are wider,
+// their rest becomes 0.
 extern "C" void hr_kv_write(const char *rows, int64_t token_stride, int64_t head_stride,
                             int64_t head_bytes, const int64_t *slots, int64_t tokens, char *cache,
                             int64_t heads, int64_t page_size, int64_t cache_bytes,

@@ -1,7 +1,7 @@
-// Portable vectors of 32-bit lanes, bfloat16 conversion and exp2, on GCC/Clang vector types.
+// Portable vectors of 32-bit lanes, bfloat16 conversion and exp2, built on GCC/Clang vector types.
 //
-// The compiler lowers these to AVX-512, AVX2 or NEON; intrinsics are used only if a plain
-// expression does not give the instruction (bfloat16 dot products and rounding).
+// The compiler turns these into AVX-512, AVX2 or NEON instructions. Intrinsics are used only where
+// a plain expression does not give the instruction (bfloat16 dot products and rounding).
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ inline vf load(const bf16 *p) {
 
 inline void store(float *p, vf v) { std::memcpy(p, &v, sizeof v); }
 
-// Round to nearest even; a NaN stays a NaN.
+// Converts to bfloat16. Rounds to nearest even; a NaN stays a NaN.
 inline vh round_bf16(vf v) {
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
     __m256bh r = _mm512_cvtneps_pbh((__m512)v);
@@ -86,7 +86,7 @@ inline void from_float(float x, bf16 *out) {
                        : (uint16_t)((u >> 16) | 0x40u);
 }
 
-// The value after it is stored as T and read again.
+// Returns the value that is read back after `v` has been stored as T.
 inline vf rounded_as(vf v, const float *) { return v; }
 inline vf rounded_as(vf v, const bf16 *) {
     return (vf)(__builtin_convertvector(round_bf16(v), vu) << 16);
@@ -100,7 +100,8 @@ inline float rounded_as(float x, const T *) {
 
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 
-// Folds the lanes in halves: a chain of W dependent steps would cost more than the whole row.
+// Combines all lanes with `f` by halving; a chain of W dependent steps would take longer than all
+// other work on a row.
 template <class F>
 inline float fold(vf v, F f) {
     float lanes[W];
@@ -126,15 +127,16 @@ inline float max_of(vf v) {
 #endif
 }
 
-// 2^x to about 2e-7. At or below -127 the result is 0; a NaN stays a NaN.
+// Returns 2^x with a relative error of about 2e-7. At or below -127 the result is 0; a NaN stays a
+// NaN.
 inline vf exp2(vf x) {
-    // Comparisons are false for a NaN, which thus passes both clamps.
+    // Comparisons are false for a NaN, so a NaN passes both clamps.
     x = x < -127.0f ? splat(-127.0f) : x;
     x = x > 127.0f ? splat(127.0f) : x;
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vf shifted = x + magic;
     vf r = x - (shifted - magic);
-    // Cephes exp2f coefficients.
+    // The coefficients are those of exp2f in the Cephes library.
     vf p = splat(1.535336188319500e-4f);
     p = p * r + 1.339887440266574e-3f;
     p = p * r + 9.618437357674640e-3f;
@@ -148,7 +150,8 @@ inline vf exp2(vf x) {
 
 constexpr float LOG2E = 1.44269504088896341f;
 
-// The error function to 2e-7; a NaN stays a NaN. Source: Abramowitz and Stegun, 7.1.26.
+// Returns the error function with an error of 2e-7; a NaN stays a NaN. Source: Abramowitz and
+// Stegun, 7.1.26.
 inline vf erf(vf x) {
     const vu sign = (vu)x & 0x80000000u;
     const vf size = (vf)((vu)x ^ sign);
@@ -162,7 +165,7 @@ inline vf erf(vf x) {
     return (vf)((vu)y ^ sign);
 }
 
-// A thread's scratch memory, kept from call to call; its contents are undefined.
+// A thread's scratch memory. It is kept from call to call, and its contents are undefined.
 struct Scratch {
     char *bytes = nullptr;
     size_t size = 0;

@@ -1,4 +1,4 @@
-// Stored blocks to panels and back, and single rows of a panel as numbers.
+// Converts stored blocks to panels and back, and single rows of a panel to numbers.
 #include "stored.h"
 
 #include <algorithm>
@@ -12,19 +12,20 @@
 
 namespace hr {
 
-// A stored block taken apart: quants without an offset, the bytes of its scales, its halves.
+// The parts of a stored block: unpacked quants, the bytes of its scales, and its float16 numbers.
 struct Parts {
     uint8_t quants[256];
     uint8_t scales[16], mins[16];
     uint16_t scale, min;
 };
 
-// Moves bit fields between stored bytes and `Parts`, one way or the other: one description of a
-// form serves both. What is written to starts as zeros.
+// Moves bit fields between stored bytes and `Parts`, in one direction or the other, so that one
+// description of a form serves both. The memory that is written must be zero before.
 template <bool STORE>
 struct Mover {
     uint8_t *stored;
-    // `mask` at `shift` of a stored byte is `mask` at `up` of a value.
+    // The bits `mask` at position `shift` of a stored byte are the bits `mask` at position `up` of
+    // a value.
     void bits(int64_t byte, int shift, int mask, uint8_t &value, int up) const {
         if (STORE)
             stored[byte] |= (uint8_t)((value >> up & mask) << shift);
@@ -37,7 +38,8 @@ struct Mover {
         else
             std::memcpy(&value, stored + byte, 2);
     }
-    // `count` quants from fields of `width` bits of each `group` bytes: all low ones, then the next.
+    // Moves `count` quants, which are fields of `width` bits. Each `group` bytes hold first the
+    // quants of all lowest fields, then those of the next fields, and so on.
     void fields(int64_t byte, int count, int group, int width, uint8_t *values, int up) const {
         const int per_byte = 8 / width, mask = (1 << width) - 1;
         for (int chunk = 0; chunk * group * per_byte < count; chunk++)
@@ -46,7 +48,7 @@ struct Mover {
                     bits(byte + chunk * group + i, field * width, mask,
                          values[(chunk * per_byte + field) * group + i], up);
     }
-    // 8 scales and 8 minima of 6 bits in 12 bytes.
+    // Moves 8 scales and 8 minima of 6 bits each, in 12 bytes.
     void sixes(int64_t byte, uint8_t *scales, uint8_t *mins) const {
         for (int i = 0; i < 4; i++) {
             bits(byte + i, 0, 63, scales[i], 0);
@@ -59,7 +61,7 @@ struct Mover {
     }
 };
 
-// Flips what is stored with another sign or start than `Parts` have; its own inverse but for 32s.
+// Adds `by` to all scales of a block; some forms store scales with an offset of 32.
 template <class F>
 inline void shift_scales(Parts &parts, int by) {
     for (int i = 0; i < F::BLOCKS * F::GROUPS; i++) parts.scales[i] = (uint8_t)(parts.scales[i] + by);
@@ -133,7 +135,8 @@ inline void move_block(uint8_t *stored, Parts &p) {
     }
 }
 
-// Words of a column into planes, `stride` bytes from plane to plane. Bits beyond BITS are dropped.
+// Writes the words of a column into planes, 64 bytes from plane to plane. Bits above BITS are
+// dropped.
 template <int BITS>
 inline void to_planes(const uint32_t (&words)[8], uint8_t *planes) {
     auto put = [&](int plane, uint32_t word) { std::memcpy(planes + plane * 64, &word, 4); };
@@ -145,7 +148,8 @@ inline void to_planes(const uint32_t (&words)[8], uint8_t *planes) {
     constexpr uint32_t low_mask = BITS < 4 ? 0x03030303u : 0x0f0f0f0fu;
     for (int plane = 0; plane < low_planes; plane++) {
         uint32_t word = 0;
-        // Planes of 2 bits hold neighbours, those of 4 bits words that are 4 apart: see quants().
+        // A plane of 2 bits holds neighbouring words, and a plane of 4 bits holds words that are 4
+        // apart; see quants().
         for (int part = 0; part < 8 / low; part++)
             word |= (words[BITS < 4 ? plane * 4 + part : plane + part * 4] & low_mask) << (part * low);
         put(plane, word);
@@ -165,7 +169,7 @@ inline void to_planes(const uint32_t (&words)[8], uint8_t *planes) {
     }
 }
 
-// Where column `c`'s part of stored block `unit` lies in a panel.
+// The place of column `c` of the stored block `unit` in a panel.
 template <class F>
 struct Place {
     uint8_t *planes, *head, *subs;
@@ -253,7 +257,7 @@ inline float exponent_to_float(uint8_t e) {
     return value;
 }
 
-// What column `c` of a panel stands for.
+// Writes the numbers of column `c` of a panel to `out`.
 template <class F>
 void read_column(uint8_t *panel, int64_t k, int64_t c, float *out) {
     for (int64_t unit = 0; unit < k / F::VALUES; unit++) {
@@ -275,7 +279,7 @@ void read_column(uint8_t *panel, int64_t k, int64_t c, float *out) {
                     d *= F::SCALE == Scale::SIGNED ? (float)(int8_t)p.scales[sub] : (float)p.scales[sub];
                     m *= (float)p.mins[sub];
                 }
-                // The product is exact, so that a fused addition would give the same.
+                // The product is exact, so a fused multiply-add would give the same result.
                 float value = d * (float)values[i];
                 if (F::MIN) value = F::SUBTRACTED ? value - m : value + m;
                 *out++ = value;
@@ -284,7 +288,7 @@ void read_column(uint8_t *panel, int64_t k, int64_t c, float *out) {
     }
 }
 
-// Forms of 16 and 32 bits: the numbers of each k side by side.
+// For forms of 16 and 32 bits: transposes a panel, so that the numbers of each k lie side by side.
 template <class N>
 void transpose_panel(const N *from, N *to, int64_t k, int64_t columns, bool store) {
     if (store) {
@@ -310,7 +314,7 @@ inline int64_t bytes_of_row(int64_t form, int64_t k) {
     return bytes;
 }
 
-// Large pages where the system gives them on demand: a product reads all of a weight at once.
+// Asks the system for large pages, because a product reads a whole weight.
 inline void ask_for_large_pages(void *memory, int64_t bytes) {
 #if defined(__linux__)
     constexpr uintptr_t PAGE = 4096;
@@ -332,7 +336,7 @@ extern "C" const char *hr_dots_name(void) {
     return uses_tiles(Q8_0, BLOCK) ? "AMX bfloat16" : dots_name();
 }
 
-// `stored`: [out] rows of a form; `packed`: panels of COLUMNS rows.
+// `stored` holds [out] rows in a form; `packed` receives panels of COLUMNS rows.
 extern "C" void hr_stored_pack(int64_t form, const void *stored, void *packed, int64_t in,
                                int64_t out, int64_t threads) {
     const int64_t panels = (out + COLUMNS - 1) / COLUMNS, panel_bytes = bytes_of_panel(form, in);
@@ -372,7 +376,8 @@ extern "C" void hr_stored_unpack(int64_t form, const void *packed, void *stored,
     });
 }
 
-// Rows of one matrix as float32: row ids[i] to out + places[i] * in, for each i below `count`.
+// Writes rows of one matrix as float32: row ids[i] to out + places[i] * in, for each i below
+// `count`.
 extern "C" void hr_stored_rows(int64_t form, const void *packed, const int64_t *ids,
                                const int64_t *places, float *out, int64_t count, int64_t in,
                                int64_t threads) {

@@ -1,10 +1,11 @@
-// Weights that are stored in blocks: the forms, and the panels that their bytes are laid out in.
+// Quantized weights that are stored in blocks: the forms, and the layout of their bytes in panels.
 //
-// A panel has COLUMNS output columns (rows of the stored matrix). First come the quants, block of
-// 32 along k by block: words of 4 neighbours along k, the COLUMNS words of one k side by side, the
-// bits of a word spread over planes of 4, 2 and 1 bit (of 8 where there are 8). A plane's byte has
-// several k, so that a shift and a mask bring each back to bytes. Then come the scales, as they
-// were stored. Nothing is rounded and nothing is lost.
+// A panel has COLUMNS output columns (rows of the stored matrix). The quants (the small integers)
+// come first, one block of 32 along k after another. A word holds 4 neighbours along k, and the
+// COLUMNS words of the same k lie side by side. The bits of a word are spread over planes of 4, 2
+// and 1 bit, or of 8 bits for forms of 8 bits. A byte of a plane holds several k, so that a shift
+// and a mask restore the bytes of each k. The scales follow, as they were stored. Nothing is
+// rounded or lost.
 #pragma once
 
 #include "dots.h"
@@ -14,18 +15,26 @@ namespace hr {
 constexpr int64_t COLUMNS = 16;
 constexpr int64_t BLOCK = 32;
 
-// In the order of `FORMS` of kernels/quantized_linear/forms.py.
+// The numbers of the forms, in the order of `FORMS` in kernels/quantized_linear/forms.py.
 enum FormNumber : int64_t {
     F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4
 };
 
-// float16 a block; 2^e a block; bytes in blocks of 256, unsigned or signed, times a float16.
+// How a form stores its scales. HALF: one float16 per block. EXPONENT: one byte per block, the
+// exponent of a power of 2. UNSIGNED, SIGNED: one byte per part of a block of 256, times one
+// float16.
 enum class Scale { HALF, EXPONENT, UNSIGNED, SIGNED };
 
-// VALUES, BYTES: of a stored block. GROUPS: scales in 32 values. MIN: a least value beside each
-// scale; SUBTRACTED: it is taken away. OFFSET: what a quant of 0 means, as a power of 2 (0: nothing).
-// TABLE: the values of the nibbles. MOST: the greatest magnitude as an unsigned byte, or signed
-// where that is what products take (see dots.h).
+// One form of stored blocks.
+// - VALUES, BYTES: the number of values and of bytes of a stored block.
+// - BITS: the number of bits of a quant.
+// - SCALE: how scales are stored.
+// - MIN: whether each scale has a minimum; SUBTRACTED: whether the minimum is subtracted, not
+//   added.
+// - GROUPS: the number of scales per 32 values.
+// - OFFSET: the power of 2 that is subtracted from each quant, or 0.
+// - TABLE: the table that maps 4-bit quants to values (1 or 2 in TABLES), or 0.
+// - WIDE: whether values need 8 bits.
 template <int64_t NUMBER_, int VALUES_, int BYTES_, int BITS_, Scale SCALE_, bool MIN_, int GROUPS_,
           int OFFSET_, int TABLE_ = 0>
 struct Form {
@@ -36,10 +45,10 @@ struct Form {
     static constexpr bool MIN = MIN_, SUPER = SCALE == Scale::UNSIGNED || SCALE == Scale::SIGNED;
     static constexpr bool SUBTRACTED = MIN && SUPER;
     static constexpr bool WIDE = BITS == 8 || TABLE;
-    static constexpr int BLOCKS = VALUES / BLOCK;  // of 32 in a stored one
-    // Bytes of a panel, per block of 32 and per stored block.
+    static constexpr int BLOCKS = VALUES / BLOCK;  // blocks of 32 in a stored block
+    // Bytes in a panel: quants and the scales of parts per 32 values, all others per stored block.
     static constexpr int64_t QUANT_BYTES = 64 * BITS;
-    static constexpr int64_t SUB_BYTES = GROUPS * COLUMNS;  // of each kind, for 32 values
+    static constexpr int64_t SUB_BYTES = GROUPS * COLUMNS;  // scales of parts, or their minima
     static constexpr int64_t HEAD_BYTES =
         SCALE == Scale::EXPONENT ? COLUMNS : COLUMNS * 2 * (MIN ? 2 : 1);
     static constexpr int64_t SCALE_BYTES =
@@ -75,13 +84,13 @@ inline constexpr int8_t TABLES[2][16] = {
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
 };
-// The same values with their OFFSET added, as unsigned bytes.
+// The values of TABLES plus their OFFSET, as unsigned bytes.
 inline constexpr int8_t SHIFTED_TABLES[2][16] = {
     {1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15},
     {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4},
 };
 
-// Calls f(FormOf<number>::type{}) for a form in blocks.
+// Calls f(FormOf<number>::type{}) if the form is stored in blocks.
 template <class F>
 inline void with_form(int64_t number, const F &f) {
     switch (number) {
@@ -101,8 +110,8 @@ inline void with_form(int64_t number, const F &f) {
     }
 }
 
-// Word `g` (0 to 7) of a block's planes, as bytes of 0 to 2^BITS - 1. V: a vector of columns, `at`
-// bytes from the first one, or uint32_t for one column.
+// Returns word `g` (0 to 7) of a block from its planes, as bytes of 0 to 2^BITS - 1. V is a vector
+// of columns, or uint32_t for one column; `at` is the byte offset of the first of these columns.
 template <int BITS, class V>
 inline V quants(const uint8_t *planes, int g, int64_t at) {
     auto plane = [&](int64_t i) { return load_as<V>(planes + i * 64 + at); };
@@ -121,7 +130,7 @@ inline V quants(const uint8_t *planes, int g, int64_t at) {
     }
 }
 
-// The same as signed bytes without an offset: what a quant stands for, but for scale and minimum.
+// Returns word `g` as signed bytes without an offset: the values before scale and minimum.
 template <class F, class V>
 inline V signed_quants(const uint8_t *planes, int g, int64_t at) {
     V q = quants<F::BITS, V>(planes, g, at);
@@ -130,14 +139,15 @@ inline V signed_quants(const uint8_t *planes, int g, int64_t at) {
     } else if constexpr (F::OFFSET == 128) {
         return q ^ 0x80808080u;
     } else if constexpr (F::OFFSET != 0) {
-        // Below 64 a byte less its offset borrows from no neighbour when bit 7 is lent to it.
+        // Quants are below 64. Bit 7 is set in each byte before the subtraction, so that no byte
+        // borrows from its neighbour.
         return ((q | 0x80808080u) - (uint32_t)F::OFFSET * 0x01010101u) ^ 0x80808080u;
     } else {
         return q;
     }
 }
 
-// The same as unsigned bytes: the values with OFFSET added.
+// Returns word `g` as unsigned bytes: the values with OFFSET added.
 template <class F>
 inline vu shifted_quants(const uint8_t *planes, int g, int64_t at) {
     vu q = quants<F::BITS, vu>(planes, g, at);

@@ -1,9 +1,10 @@
-// Products with weights in stored blocks (see stored.h).
+// Matrix products with weights in stored blocks (see stored.h).
 //
-// With AMX, quants are widened and rows rounded to bfloat16 (stored_tiles.h). Elsewhere rows are
-// rounded to 8 bits block by block: within a block all is integers, and blocks are added in float32,
-// in order, by fused additions that are spelled out, so that all other instruction sets give the
-// same bits. Any number of rows does. Weights of 16 and 32 bits meet float32 rows everywhere.
+// With AMX, quants are widened and rows are rounded to bfloat16 (see stored_tiles.h). Without AMX,
+// rows are rounded to 8 bits, block by block. Sums within a block are then integers. Blocks are
+// added in float32, in order, by explicit fused additions, so that all instruction sets without AMX
+// give the same bits. The bits of a row are the same with any number of rows. Weights of 16 and 32
+// bits are always multiplied with float32 rows.
 #include <algorithm>
 
 #include "pool.h"
@@ -11,23 +12,23 @@
 
 namespace hr {
 
-constexpr int64_t MAX_TOKENS = 512;  // quantized at once: the rows of more do not stay in cache
-constexpr int64_t GROUP_BYTES = 256 << 10;  // of panels that one block of rows meets in turn
-constexpr int64_t WIDE_BYTES = 1 << 20;     // of widened panels that many rows meet in turn
+constexpr int64_t MAX_TOKENS = 512;  // tokens quantized at once, whose rows stay in the cache
+constexpr int64_t GROUP_BYTES = 256 << 10;  // bytes of panels that are used for all rows in turn
+constexpr int64_t WIDE_BYTES = 1 << 20;     // the same for widened panels
 #if defined(__AVX512F__)
-constexpr int ROWS = 8;  // of a register block
+constexpr int ROWS = 8;  // rows of a register block
 #elif !defined(HR_DOT) && !defined(HR_PAIRS)
 constexpr int ROWS = 1;
 #else
 constexpr int ROWS = 4;
 #endif
 constexpr int VECTORS = COLUMNS / W;
-constexpr int PREFETCH = 4096;  // bytes ahead in a panel, for rows that wait for memory
+constexpr int PREFETCH = 4096;  // prefetch distance in a panel in bytes, if rows wait for memory
 
 template <class F>
 constexpr bool AS_SIGNED = F::WIDE &&WIDE_IS_SIGNED;
 
-// Word `g` of a block as a product takes it.
+// Returns word `g` of a block in the form that a product needs.
 template <class F>
 inline vu operand(const uint8_t *planes, int g, int64_t at) {
     if constexpr (AS_SIGNED<F>)
@@ -38,7 +39,7 @@ inline vu operand(const uint8_t *planes, int g, int64_t at) {
 
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
-// Integer products of `M` rows and `V` vectors of columns over one group of a block.
+// Adds the integer products of `M` rows and `V` vectors of columns over one group of a block.
 template <class F, int M, int V>
 inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_t *bytes, int64_t ldb,
                        const RowBlock *blocks, int64_t ldr, vi (&sum)[V][M]) {
@@ -53,7 +54,8 @@ inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_
         for (int v = 0; v < V; v++) sum[v][m] = start;
     }
 #if defined(HR_PAIRS)
-    // As many words as 16 bits hold pairs of; -127 to 127 times MOST.
+    // The number of words whose sums fit into 16 bits: each word adds two products of -127 to 127
+    // with at most MOST.
     constexpr int MOST = F::TABLE == 2 ? 12 : F::WIDE ? 128 : (1 << F::BITS) - 1;
     constexpr int FIT = std::min(32767 / (MOST * 127 * 2), WORDS);
     constexpr int STEP = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
@@ -93,7 +95,8 @@ inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_
 #endif
 }
 
-// `M` rows times `V` vectors of a panel's columns from the vector `first` on; `tile`: [M, COLUMNS].
+// Multiplies `M` rows with `V` vectors of a panel's columns, beginning with the vector `first`;
+// `tile` is [M, COLUMNS].
 template <class F, int M, int V>
 inline void block_columns(const uint8_t *panel, int64_t k, int first, const int8_t *bytes,
                           const RowBlock *blocks, float *tile) {
@@ -151,13 +154,15 @@ inline void block_columns(const uint8_t *panel, int64_t k, int first, const int8
 template <class F, int M>
 inline void block_rows(const uint8_t *panel, int64_t k, const int8_t *bytes, const RowBlock *blocks,
                        float *tile) {
-    // One or two rows read the panel once; more find it in cache and need the registers.
+    // With one or two rows, all columns are computed at once, so that the panel is read from memory
+    // only once. More rows need the registers, and find the panel in the cache.
     constexpr int V = M <= 2 ? VECTORS : 1;
     for (int first = 0; first < VECTORS; first += V)
         block_columns<F, M, V>(panel, k, first, bytes, blocks, tile);
 }
 
-// Forms of 16 and 32 bits: the columns of one k side by side, P panels at once.
+// For forms of 16 and 32 bits: the columns of one k lie side by side, and P panels are computed at
+// once.
 inline vf load(const uint16_t *half) { return load_half(half); }
 
 template <class N, int M, int P>
@@ -188,8 +193,9 @@ inline void block_numbers(const uint8_t *panel, int64_t panel_bytes, int64_t k, 
             for (int m = 0; m < M; m++) store(tile + (p * M + m) * COLUMNS + v * W, acc[p][v][m]);
 }
 
-// Calls f(std::integral_constant<int, n>) for n a power of 2 up to ROWS: each is code of its own for
-// every form, and all of it is compiled on the user's machine.
+// Calls f(std::integral_constant<int, n>) for n, which is a power of 2 up to ROWS. There are few
+// such n, because each n is separate code for every form, and all of it is compiled on the user's
+// machine.
 template <class F>
 inline void with_rows(int64_t n, const F &f) {
     if constexpr (ROWS > 1)
@@ -201,29 +207,29 @@ inline void with_rows(int64_t n, const F &f) {
     f(std::integral_constant<int, ROWS>{});
 }
 
-// How many of `left` rows to take next.
+// Returns how many of `left` rows to take next.
 inline int64_t next_of_rows(int64_t left) {
     int64_t rows = ROWS;
     while (rows > left) rows /= 2;
     return rows;
 }
 
-// One stored matrix of a weight; the same fields as 64-bit numbers in Python.
+// One stored matrix of a weight. Python passes the same fields as 64-bit numbers.
 struct Part {
     int64_t form;
     const uint8_t *panels;
-    int64_t rows;    // of the stored matrix: columns of the result
-    int64_t column;  // the first in the result
+    int64_t rows;    // rows of the stored matrix, which are columns of the result
+    int64_t column;  // first column in the result
     int64_t count() const { return (rows + COLUMNS - 1) / COLUMNS; }
 };
 
-// Where a product goes: bfloat16 or float32 rows, and a bias in float32 or none.
+// The destination of a product: bfloat16 or float32 rows, and an optional bias in float32.
 struct Result {
     void *out;
     int64_t is_bf16, stride;
     const float *bias;
 
-    // `rows` rows of a tile to the columns of panel `index`.
+    // Writes `rows` rows of a tile to the columns of panel `index`.
     void write(const Part &part, int64_t index, int64_t row, int64_t rows, const float *tile) const {
         const int64_t column = part.column + index * COLUMNS;
         const int64_t columns = std::min<int64_t>(COLUMNS, part.rows - index * COLUMNS);
@@ -244,15 +250,15 @@ struct Result {
     }
 };
 
-// Rows of a product: bytes and their blocks, and float32 for forms that take it.
+// The rows of a product: bytes with their blocks, and float32 for the forms that need it.
 struct Rows {
     int64_t tokens, k;
     const int8_t *bytes;     // [tokens, k]
     const RowBlock *blocks;  // [tokens, k / 32]
     const float *numbers;    // [tokens, k]
-    const uint16_t *tiled;   // by tiles, see stored_tiles.h; rows past `tokens` hold anything
-    const float *sums;       // beside them
-    const float *rounded;    // [FEW, k], of no more than FEW
+    const uint16_t *tiled;   // by tiles, see stored_tiles.h; rows past `tokens` are undefined
+    const float *sums;       // sums of the rows in `tiled`
+    const float *rounded;    // [FEW, k], if there are at most FEW tokens
 };
 
 template <class F>
@@ -277,7 +283,8 @@ template <class N>
 void sweep_numbers(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
     const int64_t bytes = (x.k * COLUMNS * (int64_t)sizeof(N) + 63) / 64 * 64;
     const int64_t group = x.tokens <= ROWS ? 1 : std::max<int64_t>(1, GROUP_BYTES / bytes);
-    // One row's few sums would wait for one another: take several panels.
+    // One row has few sums, each a chain of dependent additions; several panels at a time give more
+    // chains.
     constexpr int TOGETHER = W == 16 ? 4 : 2;
     alignas(64) float tile[ROWS * COLUMNS * TOGETHER];
     for (; x.tokens == 1 && begin + TOGETHER <= end; begin += TOGETHER) {
@@ -304,7 +311,7 @@ void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, co
     const int64_t words = num_blocks * WIDE_BLOCK;
     alignas(64) float tile[TILE * COLUMNS];
     if (x.tokens <= FEW) {
-        // One row has two chains, which wait for themselves: take several panels.
+        // One row has two chains of dependent additions; several panels at a time give more chains.
         constexpr int P = 4;
         for (; x.tokens == 1 && begin + P <= end; begin += P) {
             few_rows<F, 1, P>(x.rounded, x.sums, part.panels + begin * bytes, bytes, x.k, tile);
@@ -361,7 +368,7 @@ void sweep(const Part &part, int64_t begin, int64_t end, const Rows &x, const Re
     with_form(part.form, [&](auto f) { sweep_blocks<decltype(f)>(part, begin, end, x, result); });
 }
 
-// A block of a row, rounded, in the order of a tile.
+// Rounds a block of a row, and writes it in the order of a tile.
 template <class T>
 void put_in_tile(const T *x, bf16 *to, float *sums) {
     float rounded[BLOCK], halves[2] = {0.0f, 0.0f};
@@ -370,7 +377,7 @@ void put_in_tile(const T *x, bf16 *to, float *sums) {
         const float values[4] = {rounded[i], rounded[i + 2], rounded[i + 1], rounded[i + 3]};
         for (int j = 0; j < 4; j++) from_float(values[j], to + i + j);
     }
-    // Four chains each: one would be as long as a block.
+    // Each half is summed in four chains, because one chain would be as long as a block.
     for (int half = 0; half < 2; half++) {
         float part[4] = {};
         for (int i = 0; i < 16; i++) part[i % 4] += rounded[half * 16 + i];
@@ -425,7 +432,7 @@ void linear_stored(const T *x, const Part *parts, int64_t num_parts, const Resul
     });
     const Rows rows{tokens, k, bytes, blocks, convert ? numbers : (const float *)x, (const uint16_t *)tiled, sums, values};
     parallel(panels, threads, panels * COLUMNS * k, [&](int64_t begin, int64_t end) {
-        int64_t first = 0;  // panel of the part, among those of all parts
+        int64_t first = 0;  // first panel of the part, among the panels of all parts
         for (int64_t i = 0; i < num_parts; first += parts[i].count(), i++) {
             const int64_t from = std::max(begin, first), to = std::min(end, first + parts[i].count());
             if (from < to) sweep(parts[i], from - first, to - first, rows, result);
@@ -437,7 +444,7 @@ void linear_stored(const T *x, const Part *parts, int64_t num_parts, const Resul
 
 using namespace hr;
 
-// `x`, `out`: float32 or bfloat16; `parts`: `Part`s; `bias`: float32 or null.
+// `x` and `out` are float32 or bfloat16, `parts` are `Part`s, and `bias` is float32 or null.
 extern "C" void hr_stored_linear(int64_t is_bf16, const void *x, const void *parts, int64_t num_parts,
                                  const void *bias, void *out, int64_t tokens, int64_t in,
                                  int64_t out_features, int64_t threads) {

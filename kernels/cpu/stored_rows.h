@@ -1,4 +1,5 @@
-// The two sides of a product with stored blocks: rows rounded to bytes, and scales of columns.
+// Both sides of a product with stored blocks: rows that are rounded to bytes, and the scales of
+// columns.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +9,9 @@
 
 namespace hr {
 
-// A block of 32 values of a row, rounded to bytes. The sums are of the whole, of its first and of
-// its second half: of the bytes times the scale, and of the bytes alone, negated.
+// A block of 32 values of a row, rounded to bytes. There is one sum for the whole block, one for
+// its first half and one for its second half. `sums` are sums of bytes times the scale; `negated`
+// are the negated sums of bytes alone.
 struct RowBlock {
     float scale, sums[3];
     int32_t negated[3], unused;
@@ -32,10 +34,10 @@ inline void quantize_block(const T *x, int8_t *bytes, RowBlock *block) {
     std::memcpy(&largest, &top, sizeof largest);
     int32_t sums[2] = {0, 0};
     float scale = 0.0f;
-    if (top >= 0x7f800000) {  // an infinity or a NaN: so is whatever it is a part of
+    if (top >= 0x7f800000) {  // an infinity or a NaN makes every result with this block a NaN
         scale = std::numeric_limits<float>::quiet_NaN();
         std::memset(bytes, 0, BLOCK);
-    } else if (largest < 0x1p-100f) {  // 127 / largest would be infinite further down
+    } else if (largest < 0x1p-100f) {  // for much smaller values, 127 / largest would be infinite
         std::memset(bytes, 0, BLOCK);
     } else {
         const float inverse = 127.0f / largest;
@@ -57,7 +59,7 @@ inline void quantize_block(const T *x, int8_t *bytes, RowBlock *block) {
     }
 }
 
-// The scales of W columns, for one block of 32 after the other.
+// The scales of W columns, for all blocks of 32 in one stored block.
 template <class F>
 struct Scales {
     vf scale, min;
@@ -76,7 +78,8 @@ struct Scales {
         const uint8_t *at = subs + block * F::SUB_BYTES * (F::MIN ? 2 : 1) + group * COLUMNS;
         return scale * (F::SCALE == Scale::SIGNED ? load_bytes((const int8_t *)at) : load_bytes(at));
     }
-    // What is added per unit of a row: negative where a minimum is taken away.
+    // Returns what is added per unit of a row's sum; it is negative if the form subtracts the
+    // minimum.
     inline vf min_of(int block, int group) const {
         if constexpr (!F::SUPER) return min;
         const uint8_t *at = subs + block * F::SUB_BYTES * 2 + F::SUB_BYTES + group * COLUMNS;

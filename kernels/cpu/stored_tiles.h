@@ -1,9 +1,9 @@
-// Products with stored weights through AMX tiles of bfloat16.
+// Products with stored weights, computed with AMX tiles of bfloat16.
 //
-// Rows are rounded to bfloat16. Quants are small integers, which bfloat16 holds exactly; a block's
-// sums are scaled in float32, so weights lose nothing. They are widened just before their product,
-// and memory is read at its stored size. Every number of rows takes this path: a row has the same
-// bits in any batch.
+// Rows are rounded to bfloat16. Quants are small integers, which bfloat16 represents exactly, and a
+// block's sums are scaled in float32, so that weights lose nothing. Quants are widened to bfloat16
+// just before their product, so memory is read at the stored size. A row has the same bits in any
+// batch, because all numbers of rows give the same bits.
 #pragma once
 
 #include "amx.h"
@@ -14,17 +14,19 @@ namespace hr {
 constexpr int64_t TILE = 16;  // rows of a tile
 constexpr int64_t FEW = 4;    // rows that are added without tiles, see few_rows()
 
-// Rows by tiles: [tile, block of 32, 16, 32] bfloat16; of 4 neighbours k, first 0 and 2, then 1 and 3.
+// Rows are arranged by tiles: [tile, block of 32, 16, 32] bfloat16. Of 4 neighbours along k, the
+// order is 0, 2, 1, 3.
 constexpr int64_t TILE_BLOCK = TILE * BLOCK;
-// Beside them sums over k: [tile, block, 3, 16] float32, of a block and of its two halves.
+// The sums over k of these rows: [tile, block, 3, 16] float32, for a block and for its two halves.
 constexpr int64_t TILE_SUMS = 3 * TILE;
-// A panel's block, widened: [16 pairs along k, 16 columns, 2] bfloat16, as words.
+// A widened block of a panel: [16 pairs along k, 16 columns, 2] bfloat16, as words.
 constexpr int64_t WIDE_BLOCK = BLOCK * COLUMNS / 2;
 
 #if defined(HR_AMX) && defined(__AVX512F__)
 #define HR_STORED_TILES 1
 
-// Blocks alone: numbers of 16 bits meet float32 rows, and nothing is rounded.
+// Only forms in blocks use tiles. Weights of 16 and 32 bits are multiplied with float32 rows,
+// without rounding.
 inline bool uses_tiles(int64_t form, int64_t k) {
     return form > BF16 && k % BLOCK == 0 && amx_allowed();
 }
@@ -33,20 +35,21 @@ inline vu pair_of(vf first, vf second) {
     return ((vu)first >> 16) | ((vu)second & 0xffff0000u);
 }
 
-// The low 7 bits of a bfloat16 of 128 to 255 are an integer: 0x4300 | q is 128 + q. So bytes need no
-// conversion, and a block's sum loses 128 times the sum of its row. Quants of 8 bits do not fit.
+// A bfloat16 from 128 to 255 has an integer in its low 7 bits: 0x4300 | q is 128 + q. Quants of up
+// to 7 bits therefore need no conversion, and 128 times the row's sum is subtracted from the
+// block's sum later. CONVERTED: whether quants need 8 bits, which do not fit, and so are converted.
 template <class F>
 constexpr bool CONVERTED = F::BITS == 8 || F::TABLE == 1;
 template <class F>
 constexpr float BASE = 128.0f + (float)F::OFFSET;
 
-// A byte at bits 15 to 22 as the number that it stands for.
+// Converts the byte in bits 15 to 22 to the number that it stands for.
 template <class F>
 inline vf converted(vu shifted) {
     return (vf)((shifted & 0x007f8000u) | 0x43800000u) - (256.0f + (float)F::OFFSET);
 }
 
-// `blocks` of 32 of a panel to `out`.
+// Widens `blocks` blocks of 32 of a panel, and writes them to `out`.
 template <class F>
 inline void widen_blocks(const uint8_t *planes, int64_t blocks, uint32_t *out) {
     for (int64_t block = 0; block < blocks; block++, planes += F::QUANT_BYTES, out += WIDE_BLOCK) {
@@ -69,7 +72,7 @@ inline void widen_blocks(const uint8_t *planes, int64_t blocks, uint32_t *out) {
     }
 }
 
-// What a row's sum counts for, beside the products of its quants.
+// Returns the factor of the row's sum, which is added to the scaled products of the quants.
 template <class F>
 inline vf least_of(const Scales<F> &scales, vf scale, int block, int group) {
     vf least = {};
@@ -78,7 +81,8 @@ inline vf least_of(const Scales<F> &scales, vf scale, int block, int group) {
     return least;
 }
 
-// Tiles 0, 1: sums; 4, 5: rows; 6, 7: weights. A product covers the columns of one scale.
+// Configures the tiles: 0 and 1 hold sums, 4 and 5 rows, 6 and 7 weights. A product covers the k of
+// one scale.
 template <class F>
 void configure_blocks(int64_t rows) {
     TileConfig config;
@@ -91,7 +95,8 @@ void configure_blocks(int64_t rows) {
     _tile_loadconfig(&config);
 }
 
-// Up to M rows times a panel. `wide`: the widened panel, or with FUSED room for two units of it.
+// Multiplies up to M rows with a panel. `wide` holds the widened panel, or with FUSED has room for
+// two stored blocks of it.
 template <class F, int M, bool FUSED>
 void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, uint32_t *wide, int64_t k,
                float *out) {
@@ -107,7 +112,8 @@ void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, u
         const uint16_t *rows = a + block * STEP + group * (BLOCK / F::GROUPS);
         const int64_t at = FUSED ? block % (2 * F::BLOCKS) : block;
         const uint32_t *words = wide + at * WIDE_BLOCK + group * (WIDE_BLOCK / F::GROUPS);
-        // Tile numbers are constants; two in turns, so that one is computed as one is read.
+        // Tile numbers must be constants. Two sets of tiles take turns, so that one is computed
+        // while the other is read.
         if (step % 2 == 0) {
             _tile_zero(0);
             _tile_loadd(4, rows, 64);
@@ -153,9 +159,10 @@ void tile_rows(const uint16_t *a, const float *row_sums, const uint8_t *panel, u
     for (int m = 0; m < M; m++) store(out + m * COLUMNS, acc[m]);
 }
 
-// Few rows wait for tiles longer than for memory. This adds in the order of `tdpbf16ps`: a chain for
-// the first and one for the second of each pair along k, from zero. So it gives the same bits.
-// M rows times P panels, `panel_bytes` apart; `out`: [P, M, COLUMNS].
+// Multiplies M rows with P panels, `panel_bytes` apart, without tiles; `out` is [P, M, COLUMNS].
+// With few rows, tiles would take longer than reading the memory. The order of additions is that of
+// `tdpbf16ps`: one chain for the first and one for the second of each pair along k, both from zero.
+// The bits are therefore the same as with tiles.
 template <class F, int M, int P>
 void few_rows(const float *x, const float *row_sums, const uint8_t *panel, int64_t panel_bytes, int64_t k,
               float *out) {

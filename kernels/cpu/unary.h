@@ -13,7 +13,7 @@ struct Gelu {
     static vf of(vf x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
 };
 
-// Calls f with the function that has this number: `_FUSED` of kernels/linear/cpu.py.
+// Calls f with the activation of this number, as in `_FUSED` of kernels/linear/cpu.py.
 template <class F>
 inline void with_unary(int64_t number, const F &f) {
     number == 1 ? f(Gelu{}) : f(Identity{});
