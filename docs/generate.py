@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: options, metrics, errors, models, schemas, language.
+"""Writes the pages that are generated from code: options, metrics, errors, models, fields and more.
 
 python -m docs.generate           rewrite them
 python -m docs.generate --check   exit 1 when one is out of date
@@ -36,7 +36,7 @@ NOTE = "<!-- Made by `python -m docs.generate`; do not edit. -->\n\n"
 
 
 def options_page() -> str:
-    """Every command-line option, by section."""
+    """Return the page with every command-line option, by section."""
     lines = ["# Options", "", "`python -m server.launch --help` shows the same in the terminal."]
     hints = typing.get_type_hints(ServerConfig)
     for section in dataclasses.fields(ServerConfig):
@@ -62,7 +62,7 @@ def _default(option: dataclasses.Field[Any]) -> str:
 
 
 def metrics_page() -> str:
-    """Every metric that `/metrics` shows."""
+    """Return the page with every metric of `/metrics`."""
     with tempfile.TemporaryDirectory() as folder:
         shared = SharedState(Path(folder) / "state", create=True)
         config = SimpleNamespace(
@@ -108,7 +108,7 @@ def metrics_page() -> str:
 
 
 def errors_page() -> str:
-    """Every error a client or an operator can see."""
+    """Return the page with every error that a client or an operator may see."""
     head = [
         "# Errors",
         "",
@@ -152,7 +152,7 @@ _GIVES = {
 
 
 def models_page() -> str:
-    """Every architecture."""
+    """Return the page with every supported architecture."""
     head = [
         "# Models",
         "",
@@ -238,7 +238,7 @@ _NUM_EXAMPLES = 2
 
 
 def structured_output_page() -> str:
-    """The page `structured_output.md` with its table of schemas written again."""
+    """Return the page `structured_output.md`, in which only the table of schemas is replaced."""
     text = (FOLDER / "structured_output.md").read_text(encoding="utf-8")
     before, rest = text.split(_SCHEMAS_BEGIN)
     _, after = rest.split(_SCHEMAS_END)
@@ -267,7 +267,7 @@ PAGES = {
 
 
 def main() -> int:
-    """Write the pages, or check them."""
+    """Write the pages, or with `--check` return how many of them are out of date."""
     stale = []
     for name, render in PAGES.items():
         path = FOLDER / name

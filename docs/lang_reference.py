@@ -1,4 +1,4 @@
-"""The reference of the frontend language, made of its docstrings for `docs.generate`."""
+"""Makes the reference of the frontend language from its docstrings, for `docs.generate`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _ERRORS = "ProgramError BackendError ProgramCancelled ProgramTimeout"
 
 
 def lang_reference_page() -> str:
-    """Every name that programs use."""
+    """Return the page: every public name of the language with its docstring."""
     lines = [
         "# The frontend language: reference",
         "",
-        "Begin with [lang.md](lang.md). Everything named in code is in `headrace` itself, unless a line says",
-        "otherwise. An asynchronous program's state (`AsyncProgramState`) has the methods of `ProgramState`,",
-        "awaited.",
+        "This page lists all names of the frontend language; the tutorial is [lang.md](lang.md). Import the names",
+        "from `headrace`, unless a line says otherwise. The state of an `async def` program (`AsyncProgramState`)",
+        "has the same methods as `ProgramState`; those that read are awaited.",
         "",
-        "## Words",
+        "## Functions",
         *_functions(_WORDS.split()),
         "",
         "## Programs",
         "",
-        "What `function` makes of a function.",
+        "`@function` makes an `SglFunction`, which has these attributes and methods:",
         *_methods(SglFunction, skipped={"call_body", "check_arguments"}),
         "",
         "`run`:",
@@ -51,7 +51,7 @@ def lang_reference_page() -> str:
         "## States",
         *_methods(headrace.ProgramState),
         "",
-        "What `fork` gives:",
+        "`fork` returns a `ProgramStateGroup` with these methods:",
         *_methods(ProgramStateGroup),
         "",
         "## Back ends",
@@ -109,7 +109,7 @@ def _paragraphs(found: Any) -> list[str]:
 
 
 def _summary(found: Any) -> str:
-    """What a docstring says before its sections, as one line."""
+    """Return the text of a docstring before its sections, as one line."""
     words: list[str] = []
     for line in _paragraphs(found):
         if _SECTION.match(line):
@@ -119,7 +119,7 @@ def _summary(found: Any) -> str:
 
 
 def _sections(found: Any) -> Iterator[str]:
-    """The entries of a docstring's sections, as a list."""
+    """Yield the entries of a docstring's sections as lines of a Markdown list."""
     entries: list[str] = []
     section = ""
     for line in _paragraphs(found):

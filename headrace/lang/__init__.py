@@ -1,1 +1,1 @@
-"""The frontend language: programs of prompts and generations, run against any back end."""
+"""The frontend language: Python programs that append prompts and generations to a state."""

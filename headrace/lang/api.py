@@ -1,4 +1,4 @@
-"""The functions of the frontend language, with which programs are written."""
+"""The public functions of the frontend language, from which programs are written."""
 
 from __future__ import annotations
 
@@ -55,22 +55,24 @@ _MAX_TEMPERATURE = 1e-5
 
 
 def set_default_backend(backend: Any) -> None:
-    """Use `backend` where none is given; None removes the default."""
+    """Set the back end of programs that name none; None removes this default."""
     global_config.default_backend = backend
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Clear the back end's cache; returns False without a back end.
+    """Clear the back end's prefix cache, and return whether it was cleared.
+
+    Without a back end it returns False.
 
     Raises:
-        BackendError: the server refuses, for example while requests run.
+        BackendError: the server refuses, for example because requests run.
     """
     found = find_backend(backend)
     return False if found is None else core().call(found.async_flush_cache())
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """What the back end's server reports about itself; None without a back end."""
+    """Return the report of the back end's server about itself; None without a back end."""
     found = find_backend(backend)
     return None if found is None else core().call(found.async_get_server_info())
 
@@ -158,42 +160,44 @@ def gen(  # noqa: PLR0913  the reference's order
     schema: Any = None,
     **others: Any,
 ) -> Any:
-    """Generate text; None leaves a parameter at the value that the program's run sets.
+    """Return an expression that generates text when it is appended to a state.
+
+    If a parameter is None, the value of the program's `run` applies.
 
     Args:
         name: name of the variable that gets the text; None for no variable.
-        max_tokens: 0 computes the prompt only.
+        max_tokens: most tokens to generate; 0 only computes the prompt.
         min_tokens: fewest tokens before the text may end.
         n: number of answers: the variable is a list of them, and the text continues with the first.
-        stop: strings that end the text, besides the chat template's.
+        stop: strings that end the text, in addition to those of the chat template.
         stop_token_ids: token ids that end the text.
         stop_regex: regular expressions that end the text.
         temperature: 0 takes the most likely token.
-        top_p: see the sampling parameters of the native API.
-        top_k: see there.
-        min_p: see there.
-        frequency_penalty: see there.
-        presence_penalty: see there.
-        ignore_eos: see there.
+        top_p: as in the native API (docs/sampling_params.md).
+        top_k: as in the native API.
+        min_p: as in the native API.
+        frequency_penalty: as in the native API.
+        presence_penalty: as in the native API.
+        ignore_eos: as in the native API.
         return_logprob: put log-probabilities into the meta information.
         logprob_start_len: first token of the prompt whose log-probability is returned.
         top_logprobs_num: number of most likely tokens reported at each position.
-        return_text_in_logprobs: add the tokens' texts.
-        dtype: int, float, bool or str; the text has the form of that type. If `answer` is what this
-            function returned, `state[answer]` and `state.value(name)` have the type. `state[name]`
-            is text.
-        choices: take the most likely of these; everything except `name`, `temperature` and
-            `choices_method` is ignored.
-        choices_method: see `select`.
-        regex: the text matches it.
-        json_schema: the text is JSON of this schema: a string, a dictionary or a type.
-        schema: a Pydantic model or another type. The text is as with `json_schema`, and the value
-            has the type.
+        return_text_in_logprobs: add the texts of the tokens to the log-probabilities.
+        dtype: int, float, bool or str; the text is constrained to this type. If `answer` is the
+            returned expression, `state[answer]` and `state.value(name)` are values of the type.
+            `state[name]` is always text.
+        choices: append the most likely of these texts instead; all parameters except `name`,
+            `temperature` and `choices_method` are then ignored.
+        choices_method: as in `select`.
+        regex: a regular expression that the text must match.
+        json_schema: a schema (string, dictionary or type); the text must be JSON that follows it.
+        schema: a Pydantic model or another type. The text is constrained as by `json_schema`, and
+            its value has the type.
         others: `repetition_penalty`, `sampling_seed`, `ebnf`, `structural_tag`, `lora_path`,
             `logit_bias`, `no_stop_trim`, `skip_special_tokens`.
 
     Raises:
-        ValueError: no choices, an unknown dtype, a schema that is not JSON.
+        ValueError: the choices are empty, the dtype is unknown, or the schema is not JSON.
         re.error: `regex` is not a regular expression.
         TypeError: an unknown parameter.
     """
@@ -245,14 +249,14 @@ def gen(  # noqa: PLR0913  the reference's order
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, **options: Any
 ) -> ir.SglGen[int]:
-    """`gen` with dtype int."""
+    """Return an expression that generates an integer: `gen` with `dtype=int`."""
     return gen(name, max_tokens, dtype=int, **_without_form("gen_int", options))
 
 
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, **options: Any
 ) -> ir.SglGen[str]:
-    """`gen` with dtype str."""
+    """Return an expression that generates a text in quotes: `gen` with `dtype=str`."""
     return gen(name, max_tokens, dtype=str, **_without_form("gen_string", options))
 
 
@@ -269,18 +273,19 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str = token_length_normalized,
 ) -> ir.SglSelect:
-    """Append the most likely of `choices`.
+    """Return an expression that appends the most likely of `choices`.
 
     Args:
         name: name of the variable that gets the choice.
-        choices: texts; among equally likely ones the first wins.
-        temperature: 0 only.
-        choices_method: one of `token_length_normalized`, `greedy_token_selection` and
-            `unconditional_likelihood_normalized`, its name, or your own function.
+        choices: the texts; if several are equally likely, the first one is taken.
+        temperature: must be 0.
+        choices_method: how the choice is made from log-probabilities: `token_length_normalized`,
+            `greedy_token_selection` or `unconditional_likelihood_normalized`, as an object or a
+            name, or a function of your own.
 
     Raises:
-        ValueError: no choices, or another temperature.
-        TypeError: a choice that is not text.
+        ValueError: the choices are empty, or the temperature is not 0.
+        TypeError: a choice is not text.
     """
     if isinstance(choices, str) or not choices:
         raise ValueError("select needs choices: a list of at least one text.")
@@ -292,12 +297,15 @@ def select(
 
 
 def image(expr: Any) -> ir.SglImage:
-    """An image: a path, an address, a data URL, base64, bytes, or an image object."""
+    """Return an expression that appends an image.
+
+    The image is a path, a URL, a data URL, base64, bytes, or an image object.
+    """
     return ir.SglImage(expr)
 
 
 def video(path: Any, num_frames: int = 16) -> ir.SglVideo:
-    """Frames of a video, taken uniformly."""
+    """Return an expression that appends frames of a video as images, at equal distances."""
     return ir.SglVideo(path, num_frames)
 
 
@@ -305,64 +313,64 @@ def video(path: Any, num_frames: int = 16) -> ir.SglVideo:
 
 
 def system(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole system turn, empty without content."""
+    """Return an expression that appends a whole system turn with the content `expr`."""
     return turn("system", expr)
 
 
 def user(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole user turn, empty without content."""
+    """Return an expression that appends a whole user turn with the content `expr`."""
     return turn("user", expr)
 
 
 def assistant(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
-    """A whole assistant turn, empty without content."""
+    """Return an expression that appends a whole assistant turn with the content `expr`."""
     return turn("assistant", expr)
 
 
 def system_begin() -> ir.SglRoleBegin:
-    """The system's turn begins."""
+    """Return an expression that begins a system turn."""
     return ir.SglRoleBegin("system")
 
 
 def system_end() -> ir.SglRoleEnd:
-    """The system's turn ends."""
+    """Return an expression that ends the system turn."""
     return ir.SglRoleEnd("system")
 
 
 def user_begin() -> ir.SglRoleBegin:
-    """The user's turn begins."""
+    """Return an expression that begins a user turn."""
     return ir.SglRoleBegin("user")
 
 
 def user_end() -> ir.SglRoleEnd:
-    """The user's turn ends."""
+    """Return an expression that ends the user turn."""
     return ir.SglRoleEnd("user")
 
 
 def assistant_begin() -> ir.SglRoleBegin:
-    """The assistant's turn begins."""
+    """Return an expression that begins an assistant turn."""
     return ir.SglRoleBegin("assistant")
 
 
 def assistant_end() -> ir.SglRoleEnd:
-    """The assistant's turn ends."""
+    """Return an expression that ends the assistant turn."""
     return ir.SglRoleEnd("assistant")
 
 
 def separate_reasoning(expr: ir.SglExpr, model_type: str | None = None) -> ir.SglExprList:
-    """Take the reasoning out of the generation in `expr`.
+    """Return an expression that separates the reasoning from the answer of a generation.
 
     If the generation's name is "a", the variable "a" holds only the answer, and
     "a_reasoning_content" holds the reasoning. The text continues without the reasoning.
 
     Args:
-        expr: holds a generation with a name.
+        expr: an expression that contains a generation with a name.
         model_type: name of the reasoning parser, as in `--reasoning-parser`.
 
     Raises:
-        ValueError: no `model_type`, an unknown one, or no name.
+        ValueError: `model_type` is missing or unknown, or the generation has no name.
     """
-    # The server's parsers; they need no torch.
+    # These are the server's parsers. The module does not import torch.
     from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 
     if model_type is None or model_type not in REASONING_PARSERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ProgressBar:
-    """Counts programs that are done, on the terminal or in a notebook."""
+    """Shows how many programs of a batch are done, on the terminal or in a notebook."""
 
     def __init__(self, total: int | None) -> None:
         """Show an empty bar; `total` is None if unknown."""

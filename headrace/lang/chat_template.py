@@ -1,7 +1,7 @@
-"""Role markup, the text before and after each turn, found by name or by the model's path.
+"""A table of role markup: the texts before and after each turn, by the name or path of a model.
 
-A server's own chat template has priority (`headrace.lang.role_markup`). The table here is for
-servers that do not show theirs.
+The table is used for servers that do not show their chat template. For other servers,
+`headrace.lang.role_markup` derives the texts from the template.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MatchingFunction = Callable[[str], str | None]
 
 
 class ChatTemplateStyle(enum.Enum):
-    """Where a system turn is written.
+    """How a system turn is written.
 
-    PLAIN: as a turn like the others. LLAMA2: inside the first user turn.
+    PLAIN writes it as a separate turn. LLAMA2 writes it inside the first user turn.
     """
 
     PLAIN = enum.auto()
@@ -31,16 +31,18 @@ class ChatTemplateStyle(enum.Enum):
 
 @dataclasses.dataclass
 class ChatTemplate:
-    """The markup of one kind of conversation.
+    """The texts with which a model marks the turns of a conversation.
 
     Attributes:
         name: name of the template.
-        default_system_prompt: for conversations that begin without a system turn; `None` for none.
-        role_prefix_and_suffix: prefix and suffix by role; a missing role has no markup.
+        default_system_prompt: system prompt of conversations that begin without a system turn;
+            `None` if there is none.
+        role_prefix_and_suffix: for each role the texts before and after its turns; a role that is
+            missing has no such texts.
         stop_str: texts that end the assistant's turn.
         image_token: the text that represents an image in the prompt.
-        audio_token: the text that represents a sound.
-        style: where a system turn goes.
+        audio_token: the text that represents a sound in the prompt.
+        style: how a system turn is written.
     """
 
     name: str
@@ -52,10 +54,10 @@ class ChatTemplate:
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Turns) -> tuple[str, str]:
-        """The markup of the next turn.
+        """Return the texts before and after the next turn.
 
         Args:
-            role: the role of that turn.
+            role: the role of the next turn.
             hist_messages: the turns before it, each with `role` and `content`.
         """
         prefix, suffix = self.role_prefix_and_suffix.get(role, ("", ""))
@@ -73,7 +75,7 @@ class ChatTemplate:
         return prefix, suffix
 
     def get_prompt(self, messages: Turns) -> str:
-        """Return a conversation as text.
+        """Return the text of a whole conversation.
 
         A system turn without content gets the template's default system prompt.
         """
@@ -95,22 +97,24 @@ _warned: set[str] = set()
 
 
 def register_chat_template(template: ChatTemplate) -> None:
-    """Register a template under its name, in place of any earlier template of this name."""
+    """Register a template under its name; it replaces an earlier template of this name."""
     _templates[template.name] = template
 
 
 def register_chat_template_matching_function(function: MatchingFunction) -> MatchingFunction:
-    """Let `function` find a model path's template before the table does; also a decorator.
+    """Register a function that finds the template for a model's path; usable as a decorator.
+
+    Registered functions are asked before the built-in rules.
 
     Args:
-        function: takes the path and returns a template's name, or `None` to pass.
+        function: takes the path and returns a template's name, or `None` if it knows none.
     """
     _matching_functions.append(function)
     return function
 
 
 def get_chat_template(name: str) -> ChatTemplate:
-    """The template of that name.
+    """Return the template with this name.
 
     Raises:
         KeyError: no template has this name; the message lists the known ones.
@@ -123,7 +127,7 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def find_chat_template(model_path: str) -> ChatTemplate | None:
-    """The template for a model's name or path, if one is known."""
+    """Return the template for a model's name or path, or `None` if no rule matches."""
     for function in _matching_functions:
         name = function(model_path)
         if name is not None:
@@ -135,7 +139,10 @@ def find_chat_template(model_path: str) -> ChatTemplate | None:
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template for a model's name or path; `default`, with a warning, if none is known."""
+    """Return the template for a model's name or path.
+
+    If no rule matches, it logs a warning and returns the template `default`.
+    """
     found = find_chat_template(model_path)
     if found is not None:
         return found
@@ -150,9 +157,9 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 
 
 def _alike(begin: str, end: str) -> dict[str, tuple[str, str]]:
-    """Return markup that is equal for all three roles, except for the role's name.
+    """Return markup whose texts are equal for all three roles, except for the role's name.
 
-    `ROLE` in `begin` stands for the name.
+    `ROLE` in `begin` is replaced by the name of each role.
     """
     roles = ("system", "user", "assistant")
     return {role: (begin.replace("ROLE", role), end) for role in roles}
@@ -183,7 +190,7 @@ _MINICPM_STOPS = ("<|im_end|>", "<|endoftext|>")
 _MINICPM_IMAGE = "(<image>./</image>)"
 _INTERN_STOPS = ("<|im_end|>", "<|action_end|>")
 
-# Each vendor's published format.
+# The formats that the models' vendors have published.
 for _template in (
     ChatTemplate("default", None, _three(("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))),
     ChatTemplate("claude", None, _three(_PLAIN, ("\n\nHuman: ", ""), ("\n\nAssistant:", ""))),
@@ -294,7 +301,7 @@ for _template in (
 ):
     register_chat_template(_template)
 
-# The first rule that matches a model's path is used.
+# Rules from a pattern of model paths to a template's name; the first rule that matches is used.
 _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), name)
     for pattern, name in (
@@ -310,7 +317,7 @@ _RULES = tuple(
         (r"tinyllama", "chatml"),
         (r"qwen.*vl", "qwen2-vl"),
         (r"glm[-_]?4(\.\d+)?v", "glm-4v"),
-        # This model's template adds no system turn, and its names do not say "instruct".
+        # Qwen 3's template adds no system turn, and the names of its chat models lack "instruct".
         (r"qwen-?3(?!.*base)(?!.*embedding)", "chatml"),
         (r"qwen(?!.*llava).*(chat|instruct)(?!.*llava)", "qwen"),
         (r"llava-v?1\.6-34b|llava.*34b|llava-onevision-qwen2", "chatml-llava"),

@@ -1,4 +1,4 @@
-"""Methods by which `select` decides from log-probabilities: three built in, and users' own."""
+"""The methods by which `select` decides from log-probabilities, and their protocol."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Entry = Sequence[Any]
 
 @dataclass
 class ChoicesDecision:
-    """The chosen text, and the numbers that led to the choice."""
+    """The text that was chosen, and the numbers from which it was chosen."""
 
     decision: str
     meta_info: dict[str, Any]
 
 
 class ChoicesSamplingMethod(Protocol):
-    """Decides between choices."""
+    """Decides between texts by their log-probabilities; users may write their own."""
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
-        """Whether the choices are scored without the prompt too."""
+        """Whether the method needs log-probabilities of the choices without the prompt too."""
 
     def __call__(
         self,
@@ -34,20 +34,22 @@ class ChoicesSamplingMethod(Protocol):
         output_token_logprobs: list[list[Entry]],
         unconditional_token_logprobs: list[list[Entry]] | None = None,
     ) -> ChoicesDecision:
-        """Decide.
+        """Choose one of the texts.
+
+        An entry is a triple of log-probability, token id and text of a token.
 
         Args:
             choices: the texts.
             normalized_prompt_logprobs: for each choice, the mean log-probability of its tokens.
             input_token_logprobs: for each choice, the entries of its tokens.
             output_token_logprobs: for each choice, the entries of generated tokens; mostly empty.
-            unconditional_token_logprobs: for each choice, the entries of its tokens without the
-                prompt.
+            unconditional_token_logprobs: for each choice, the entries of its tokens, scored without
+                the prompt.
         """
 
 
 def mean_logprob(entries: Sequence[Entry]) -> float:
-    """The mean of the entries' log-probabilities, except None; 0 without entries."""
+    """Return the mean of the entries' log-probabilities; None is left out, and no entry gives 0."""
     values = [entry[0] for entry in entries if entry[0] is not None]
     return sum(values) / len(values) if values else 0.0
 
@@ -57,7 +59,7 @@ def _first_best(scores: Sequence[float]) -> int:
 
 
 class TokenLengthNormalized:
-    """Chooses the greatest mean log-probability per token; among equals, the first choice."""
+    """Chooses the text with the greatest mean log-probability per token; if equal, the first."""
 
     requires_unconditional_logprobs = False
 
@@ -80,9 +82,9 @@ class TokenLengthNormalized:
 
 
 class GreedyTokenSelection:
-    """Goes token by token and keeps the choices with the greatest log-probability.
+    """Compares the choices token by token, and keeps those with the greatest log-probability.
 
-    A choice that has ended continues with its own mean.
+    A choice that has no more tokens takes part with its own mean.
     """
 
     requires_unconditional_logprobs = False
@@ -191,10 +193,10 @@ _METHODS: dict[str, ChoicesSamplingMethod] = {
 
 
 def choices_method_named(method: ChoicesSamplingMethod | str) -> ChoicesSamplingMethod:
-    """Return the method itself, or the one of that name.
+    """Return the method that is given as an object or by name.
 
     Raises:
-        ValueError: no such name.
+        ValueError: no method has this name.
     """
     if not isinstance(method, str):
         return method

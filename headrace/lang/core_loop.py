@@ -1,7 +1,8 @@
-"""The event loop that executes all programs of a process, and threads for the programs' bodies.
+"""The event loop that executes all programs of a process, and threads for the programs' functions.
 
-The loop has its own thread, so callers may have any loop, or none. A body that is a plain function
-runs in its caller's thread, or in a thread from here if the caller does not wait for it.
+The loop runs on its own thread, so callers may use any event loop, or none. A program's function
+(its body), if it is a plain function, runs in its caller's thread. If the caller does not wait for
+it, it runs in a thread of this module.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ _IDLE_THREAD_S = 5.0
 
 
 class Threads:
-    """Daemon threads for code that may block: started when none is idle, ended when idle.
+    """Daemon threads for code that may block.
 
-    There is no limit here; the caller bounds the work. With a limit, work that waits for other work
-    in the same queue would never end.
+    A thread is started when none is idle, and ends when it has been idle for some time. The number
+    of
+    threads has no limit: with a limit, work that waits for other queued work might never end.
+    Callers must limit the work instead.
     """
 
     def __init__(self, name: str) -> None:
-        """Start no thread yet."""
+        """Store the threads' name; the first thread is started with the first work."""
         self._name = name
         self._work: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._num_idle = 0
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run `work`, which must not raise, in a thread."""
+        """Run `work` in a thread without waiting for it; `work` must not raise."""
         with self._changed:
             self._work.append(work)
             if self._num_idle >= len(self._work):
@@ -63,7 +66,7 @@ class Threads:
             try:
                 result = work()
             except StopIteration as raised:
-                # A future does not accept `StopIteration` as an exception.
+                # An asyncio future does not accept `StopIteration` as its exception.
                 error = RuntimeError(f"{raised!r} came out of a back end")
             except BaseException as raised:
                 error = raised
@@ -82,15 +85,15 @@ class Threads:
                     return
                 work = self._work.popleft()
             work()
-            # Release the objects that the work refers to, before waiting for more.
+            # The reference is deleted, so that its objects are released while the thread is idle.
             del work
 
 
 class Core:
-    """The loop, and the threads for code that may block."""
+    """The process's event loop for programs, and the threads for code that may block."""
 
     def __init__(self) -> None:
-        """Start the loop's thread."""
+        """Start the thread of the event loop."""
         self.threads = Threads("headrace-body")
         self._loop = LoopThread("headrace-lang")
         self._starts: deque[Callable[[], object]] = deque()
@@ -98,50 +101,54 @@ class Core:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on the loop's thread, where waiting would stop all programs."""
+        """Whether the caller runs on the loop's thread, where waiting would stop all programs."""
         return self._loop.is_current
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback` on the loop's thread, from any thread."""
+        """Schedule a call of `callback` on the loop's thread; callable from any thread."""
         self._loop.call_soon(callback, *args)
 
     def start_soon(self, start: Callable[[], object]) -> None:
-        """Schedule a call like `call_soon`; calls made while the loop is busy share one wake-up."""
+        """Schedule a call of `start` on the loop's thread.
+
+        It does the same as `call_soon`, but many calls wake the loop only once.
+        """
         self._starts.append(start)
         if not self._will_start:
             self._will_start = True
             self._loop.call_soon(self._start_all)
 
     def _start_all(self) -> None:
-        # Clear the flag first, so that a later append is either seen below or wakes the loop again.
+        # The flag is cleared first. So a call that is added now is either run below, or wakes the
+        # loop again.
         self._will_start = False
         while self._starts:
             self._starts.popleft()()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Any:
-        """Run `coroutine` on the loop; returns a concurrent future of its result."""
+        """Schedule `coroutine` on the loop, and return a `concurrent.futures.Future` for it."""
         return self._loop.submit(coroutine)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and wait for it; Ctrl-C cancels it.
+        """Run `coroutine` on the loop and return its result; Ctrl-C while waiting cancels it.
 
         Raises:
-            RuntimeError: called on the loop's own thread, which would wait for itself.
+            RuntimeError: the caller runs on the loop's own thread, which would wait for itself.
         """
         self.refuse_to_block(coroutine)
         return self._loop.call(coroutine)
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and await it from any loop."""
+        """Run `coroutine` on the loop, and await its result in any other event loop."""
         if self.is_current:
             return await coroutine
         return await self._loop.call_async(coroutine)
 
     def refuse_to_block(self, coroutine: Coroutine[Any, Any, Any] | None = None) -> None:
-        """Raise if waiting here would deadlock.
+        """Raise an error if waiting in this thread would deadlock.
 
         Raises:
-            RuntimeError: on the loop's own thread.
+            RuntimeError: the caller runs on the loop's own thread.
         """
         if self.is_current:
             if coroutine is not None:
@@ -157,7 +164,7 @@ _lock = threading.Lock()
 
 
 def core() -> Core:
-    """The process's core; created at the first call, and again in a forked process."""
+    """Return the process's `Core`; the first call in a process, also in a fork, creates it."""
     global _core  # noqa: PLW0603 one loop a process is the point
     if _core is not None:
         return _core
@@ -168,7 +175,7 @@ def core() -> Core:
 
 
 def _forget() -> None:
-    """After a fork, forget the loop: its thread does not exist here, and its lock may stay held."""
+    """Drop the loop in a forked process: its thread does not exist, and its lock may be held."""
     global _core, _lock
     _core, _lock = None, threading.Lock()
 

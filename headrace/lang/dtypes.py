@@ -1,4 +1,4 @@
-"""Python types as outputs: defines the form of the text and parses its value."""
+"""Python types of generations: the constraint on the text of each type, and its parser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"[\w\d\s]*\""
 
 REGEX_OF_DTYPE = {"int": REGEX_INT, "float": REGEX_FLOAT, "bool": REGEX_BOOL, "str": REGEX_STR}
-# A number ends at the first character that is not part of it.
+# Stop strings of numbers, which end at the first character that is not part of them.
 STOPS_OF_DTYPE = {"int": (" ", "\n"), "float": (" ", "\n")}
 
 Parser = Callable[[str], Any]
@@ -34,10 +34,10 @@ _PARSERS: dict[str, Parser] = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of `dtype`, which is a type or already a name.
+    """Return the name of `dtype`, which is a type or a name.
 
     Raises:
-        ValueError: none of int, float, bool, str.
+        ValueError: `dtype` is none of int, float, bool and str.
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", repr(dtype))
     if name not in REGEX_OF_DTYPE:
@@ -58,15 +58,15 @@ def schema_and_parser(schema: Any) -> tuple[str, Parser]:
             `list[int]`), a JSON schema as a dictionary or as text.
 
     Raises:
-        ValueError: text that is not JSON.
-        TypeError: `schema` is none of these.
+        ValueError: `schema` is a text that is not JSON.
+        TypeError: `schema` has another type.
     """
     if isinstance(schema, dict):
         return json.dumps(schema), json.loads
     if isinstance(schema, str):
         json.loads(schema)
         return schema, json.loads
-    # Pydantic takes a tenth of a second to import.
+    # Imported only here, because importing Pydantic takes a tenth of a second.
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 

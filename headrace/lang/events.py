@@ -1,4 +1,4 @@
-"""The steps of a program with their times, for its usage, for `explain` and for records."""
+"""The executed steps of a program with their times, from which `explain` makes its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 @dataclass(slots=True)
 class Event:
-    """One executed step.
+    """One executed step of a program, such as a text or a generation.
 
     Attributes:
         kind: "text", "role_begin", "role_end", "image", "gen", "select", "cache_prefix" or "fork".
@@ -22,9 +22,9 @@ class Event:
         began_s: when the step began, in seconds of `time.perf_counter()`.
         first_s: when the first piece came, or None.
         ended_s: when the step ended, or None while it runs.
-        asked: the sampling parameters of a generation, or the options of a choice by name.
-        meta: the back end's meta information.
-        error: the error, or None.
+        asked: the sampling parameters of a generation, or the options of a `select` by name.
+        meta: the back end's meta information about the request.
+        error: the error of the step, or None.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Event:
 
     @property
     def sampling(self) -> dict[str, Any] | None:
-        """The options of the request by name; None if nothing is generated."""
+        """The options of the request by name; None for a step that sends no request."""
         return self.asked.set_fields() if isinstance(self.asked, SglSamplingParams) else self.asked
 
 
@@ -53,7 +53,7 @@ traverse a tuple of plain values.
 
 
 def as_event(one: Event | Mark) -> Event:
-    """Convert `one` to an `Event`."""
+    """Convert a mark, the short form of a step without a request, to an `Event`."""
     if isinstance(one, Event):
         return one
     kind, name, start, end, began_s, ended_s = one
@@ -62,14 +62,14 @@ def as_event(one: Event | Mark) -> Event:
 
 @dataclass(slots=True)
 class Usage:
-    """Totals over a program's requests; 0 where a back end reports nothing.
+    """Totals over a program's requests; a number that the back end does not report counts as 0.
 
     Attributes:
         num_requests: generations and selections.
         prompt_tokens: tokens of the requests' prompts, including cached ones.
         cached_tokens: prompt tokens that came from the cache.
         completion_tokens: generated tokens.
-        seconds: time spent waiting for the back end, summed.
+        seconds: sum of the times that the requests took.
     """
 
     num_requests: int = 0
@@ -80,11 +80,16 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of prompts and completions together."""
+        """The number of tokens of prompts and completions together."""
         return self.prompt_tokens + self.completion_tokens
 
     def add(self, meta: Any, seconds: float) -> None:
-        """Count one request; a list of meta information is one request with several answers."""
+        """Add one request to the totals.
+
+        Args:
+            meta: the back end's meta information; a list if the request has several answers.
+            seconds: the time that the request took.
+        """
         self.num_requests += 1
         self.seconds += seconds
         metas = meta if isinstance(meta, list) else [meta]

@@ -1,4 +1,4 @@
-"""Executes the expressions that a program appends, in order, on the core's loop."""
+"""Executes the expressions that a program appends, in order, on the frontend's event loop."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _sids = itertools.count(1)
 
 
 class StreamExecutor:
-    """The state of one program, or of one child that `fork` made.
+    """Executes one program, or one child that `fork` made, and holds its state.
 
     Attributes:
-        backend: runs its generations.
+        backend: the back end that runs the generations.
         text_: all text so far.
-        messages_: the turns that are closed.
-        images_: all images so far; `cur_images` are those of the open turn.
-        error_: the first error.
+        messages_: the turns that have ended.
+        images_: all images so far; `cur_images` holds the images of the open turn.
+        error_: the first error of the program.
         log: the executed steps; see `events`.
-        first_request: awaited before the next request, such as a prefix that is being cached.
+        first_request: awaited before the next request; it waits until a common prefix is cached.
         uncached_from: offset in `text_` of the text that no request has sent yet.
-        fills: the parts of the open turn, if one call will fill it.
+        fills: the parts of the open turn, if one request will fill the whole turn.
     """
 
-    # Ten thousand instances may exist at once.
+    # Slots save memory, because ten thousand instances may exist at the same time.
     __slots__ = (
         "__weakref__",
         "_children",
@@ -114,12 +114,12 @@ class StreamExecutor:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The names and values of the variables that are set."""
+        """The values of all variables that are set, by name."""
         return self.vars.values
 
     @property
     def meta_info(self) -> dict[str, Any]:
-        """The back end's meta information, by variable."""
+        """The back end's meta information about each variable's request, by name."""
         return self.vars.metas
 
     @property
@@ -131,7 +131,7 @@ class StreamExecutor:
     # ---- appending: from any thread ----
 
     def submit(self, value: ir.SglExpr | str) -> None:
-        """Queue `value`.
+        """Append a text or an expression to the queue of this program.
 
         Raises:
             TypeError: `value` is neither text nor an expression.
@@ -151,16 +151,16 @@ class StreamExecutor:
         core().start_soon(self._start)
 
     def close_quietly(self, value: ir.SglExpr) -> None:
-        """Queue an expression that closes a turn or scope; do nothing if the program has failed."""
+        """Queue an expression that ends a turn or scope; do nothing if the program has failed."""
         if self.error_ is None:
             self.submit(value)
 
     def cancel(self) -> None:
-        """Abort the running request and drop the queue, also in the children."""
+        """Abort the running request and drop the queue, in this program and its children."""
         self._end("The program was cancelled", ProgramCancelled)
 
     def end_after(self, timeout_s: float) -> None:
-        """End the program as `cancel` does, unless it is done within `timeout_s`."""
+        """Cancel the program in `timeout_s` seconds, unless it is done by then."""
 
         def begin() -> None:
             message = f"The program was not done within {timeout_s:g} s"
@@ -182,7 +182,7 @@ class StreamExecutor:
             child.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first error and drop the queue; the caller holds the lock."""
+        """Record an error, unless there is one already, and drop the queue; needs the lock."""
         if self.error_ is None:
             self.error_ = error
         self._queue.clear()
@@ -200,7 +200,7 @@ class StreamExecutor:
         task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        # The task was cancelled before its first line.
+        # The task was cancelled before it ran, so `_run` could not clear it.
         if self._task is task:
             with self.family.lock:
                 self.fail(self._cancelled())
@@ -223,8 +223,8 @@ class StreamExecutor:
                     with self.family.lock:
                         self.fail(told)
         except BaseException as error:
-            # The loop's task was cancelled, or the error, such as KeyboardInterrupt, must not be
-            # lost.
+            # The task was cancelled, or the error is one such as KeyboardInterrupt, which must
+            # reach the loop.
             with self.family.lock:
                 self.fail(error if isinstance(error, Exception) else self._cancelled())
                 self._rest()
@@ -302,7 +302,7 @@ class StreamExecutor:
         return None
 
     def close_role(self, role: str) -> None:
-        """Record the open turn and append its suffix."""
+        """Add the open turn to the messages, and append the text that ends it."""
         content: Any = self.text_[self.cur_role_begin_pos :].lstrip()
         _, suffix = self.chat_template.get_prefix_and_suffix(role, self.messages_)
         if self.cur_images:
@@ -315,7 +315,7 @@ class StreamExecutor:
             ]
         with self.family.lock:
             self._append_text("role_end", role, suffix)
-            # The list is replaced, not changed, because a reader may hold the old one.
+            # The list is replaced and not changed, because a reader may be using the old list.
             self.messages_ = [*self.messages_, {"role": role, "content": content}]
             self.cur_role = None
             self.cur_images = []
@@ -348,7 +348,7 @@ class StreamExecutor:
     # ---- children ----
 
     def fork(self, size: int, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
-        """Create children that begin as copies; the queue must be empty.
+        """Create children that begin as copies of this program, whose queue must be empty.
 
         Raises:
             ProgramError: the program has failed.
@@ -390,13 +390,13 @@ class StreamExecutor:
 
     @property
     def uncached_text(self) -> str:
-        """The text that no request has sent yet."""
+        """Return the end of the program's text that no request has sent yet."""
         return self.text_[self.uncached_from :]
 
     # ---- readers of its streams ----
 
     def add_reader(self) -> None:
-        """Count a new reader of a stream."""
+        """Count one more reader of the program's stream."""
         with self.family.lock:
             self._num_readers += 1
 
@@ -441,16 +441,20 @@ class StreamExecutor:
     # ---- waiting and reading: from any thread ----
 
     def is_idle(self, *, own_body: bool) -> bool:
-        """Whether the queue is empty and only the caller could append; needs the lock."""
+        """Whether all appended expressions are executed, and no more can follow; needs the lock.
+
+        If the caller is the program's own body, only it could append more, so an empty queue is
+        enough. For other callers, the body must also have ended.
+        """
         return not self.is_running and (own_body or self.family.body_done)
 
     def when_idle(self) -> Callable[[], bool]:
-        """Return `is_idle` as a condition for `wait`, as the caller sees it."""
+        """Return a condition for `wait` that calls `is_idle` for this caller."""
         own_body = self.family.is_own_body
         return lambda: self.is_idle(own_body=own_body)
 
     def when_settled(self, name: str) -> Callable[[], bool]:
-        """Return a condition: for the caller, the variable's value can no longer change."""
+        """Return a condition for `wait`: the variable's value is final, as this caller sees it."""
         own_body = self.family.is_own_body
 
         def is_settled() -> bool:
@@ -463,7 +467,7 @@ class StreamExecutor:
         return is_settled
 
     def take(self, name: str) -> Any:
-        """Return the variable's value, once the condition of `when_settled` holds.
+        """Return the value of a variable; the condition of `when_settled` must hold.
 
         Raises:
             ProgramError: the variable was never set.

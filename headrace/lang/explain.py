@@ -16,7 +16,7 @@ _COLUMNS = ("at", "ms", "first", "prompt", "cached", "new")
 
 
 class _Row(NamedTuple):
-    """The numbers of one event; `None` where the back end does not report them."""
+    """The numbers of one event; a number that the back end does not report is `None`."""
 
     event: Event
     text: str
@@ -53,7 +53,7 @@ def _rows(text: str, events: Sequence[Event]) -> list[_Row]:
 
 
 def _first(meta: Any) -> dict[str, Any]:
-    """Return the meta information of the first answer, with which the text continues."""
+    """Return the meta information of a request's first answer, with which the text continues."""
     if isinstance(meta, list):
         meta = meta[0] if meta else None
     return meta if isinstance(meta, dict) else {}
@@ -125,11 +125,13 @@ td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}
 
 
 def explain_html(text: str, events: Sequence[Event], usage: Usage, *, title: str) -> str:
-    """Build one self-contained page: timeline, text, and the tokens with their probabilities.
+    """Return an HTML page with the timeline, the text, and tokens with their probabilities.
+
+    The page needs no other files.
 
     Args:
-        text: the program's.
-        events: in order.
+        text: the program's whole text.
+        events: the program's events, in order.
         usage: the usage of the program.
         title: title of the page.
     """
@@ -213,7 +215,7 @@ def _request(row: _Row) -> str:
 
 
 def _token(entry: Sequence[Any]) -> str:
-    """Format a token: redder means less probable. Its tooltip shows the probability."""
+    """Format a token as HTML; a redder background means less probable, a tooltip has the number."""
     logprob, token_id, *rest = entry
     shown = rest[0] if rest and isinstance(rest[0], str) else f"[{token_id}]"
     if logprob is None:

@@ -1,8 +1,8 @@
 """The state that a program shares with its forked children: one lock, and the waiting readers.
 
-Changes come from the core's loop or from the program's body. A waiter registers a condition and is
-woken when the condition holds. Every wait ends at the latest when the program ends, so every
-condition must hold then.
+The frontend's event loop and the program's function (its body) change this state. A reader
+registers a condition and is woken when the condition holds. No reader waits longer than the program
+runs, so every condition must hold at the program's end.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any
 from headrace.lang.events import Usage
 from headrace.lang.waiters import Waiters
 
-# The programs whose bodies are running this code, the outermost first.
+# The runs of programs whose bodies are on the caller's stack, the outermost first.
 _bodies: ContextVar[tuple[Family, ...]] = ContextVar("headrace_bodies", default=())
 
 
 class Family(Waiters):
-    """One run of a program.
+    """The state of one run of a program, shared with its children.
 
     Attributes:
-        name: name of the function, or None.
-        body_done: whether the function has returned, or raised.
+        name: name of the program's function, or None.
+        body_done: whether the function has returned or raised.
         body_error: the exception that the function raised, or None.
         ret_value: the value that the function returned.
-        usage: totals of all generations, including the children's.
-        on_block: called before a thread of the body waits, if set.
+        usage: totals of all generations, including those of the children.
+        on_block: called before a thread that runs the function waits, if it is set.
     """
 
     __slots__ = ("body_done", "body_error", "name", "on_block", "ret_value", "usage")
 
     def __init__(self, name: str | None, *, has_body: bool) -> None:
-        """Begin a run; a run without a body counts as done."""
+        """Begin a run; without a body, the body counts as done."""
         super().__init__()
         self.name = name
         self.body_done = not has_body
@@ -43,16 +43,16 @@ class Family(Waiters):
         self.on_block: Callable[[], None] | None = None
 
     def as_body(self) -> _AsBody:
-        """Return a context; code that runs inside it is the program's body."""
+        """Return a context manager; code inside its block counts as the program's body."""
         return _AsBody(self)
 
     @property
     def is_own_body(self) -> bool:
-        """Whether the caller is the body, which must not wait for its own end."""
+        """Whether the caller is the program's body, which must not wait for its own end."""
         return self in _bodies.get()
 
     def finish_body(self, value: Any, error: BaseException | None) -> None:
-        """Record that the function returned or raised."""
+        """Record that the function has returned `value` or raised `error`, and wake readers."""
         with self.lock:
             self.ret_value = value
             self.body_error = error

@@ -1,4 +1,4 @@
-"""Children of a program, as a group."""
+"""Forks a program into children, and collects them in a group."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="_State")
 
-# A shorter common text is not cached first, because computing it again costs almost no time.
+# A shorter common text is not cached before the children run: computing it again costs little.
 MIN_PREFIX_CHARS = 64
-# How long the children's requests wait for their common text to be cached. If caching takes longer,
-# the server is computing the text by then and lets the requests share it.
+# Seconds that the children's requests wait for their common text to be cached. If caching takes
+# longer, the server is already computing the text, and the requests will share it.
 _WARM_TIMEOUT_S = 0.05
 
 
 def fork_and_warm(
     executor: StreamExecutor, size: int, position_ids_offset: list[int] | None
 ) -> list[StreamExecutor]:
-    """Fork an idle program; one request caches the children's common text.
+    """Create children of an idle program, and start to cache the text that they share.
 
     Raises:
         TypeError: `size` is not a number.
@@ -48,22 +48,26 @@ def fork_and_warm(
 
 
 class Warming:
-    """Caches a text. Other requests await it for a short time, and report its errors themselves."""
+    """Caches a text that several requests begin with; the requests await this object.
+
+    They wait only for a limited time. Errors of caching are ignored, because the requests
+    themselves then get the same error.
+    """
 
     def __init__(self, work: Callable[[], Awaitable[None]], timeout_s: float = _WARM_TIMEOUT_S):
-        """Prepare; `start` begins the work."""
+        """Store the work and the longest wait in seconds; `start` begins the work."""
         self._work = work
         self._timeout_s = timeout_s
         self._started = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin caching; called on the core's loop."""
+        """Begin to cache the text; called on the frontend's event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._started.set()
 
     async def _run(self) -> None:
-        # The children's own requests meet the same error and report it.
+        # An error is ignored here, because the children's own requests report the same error.
         with contextlib.suppress(Exception):
             await self._work()
 
@@ -92,12 +96,15 @@ class _Group(Generic[S]):
         return self.states[index]
 
     def __setitem__(self, index: int, value: S) -> None:
-        # `group[i] += x` assigns the same object that it read, which is allowed.
+        # `group[i] += x` assigns the object that it has read, so this assignment is allowed.
         if value is not self.states[index]:
             raise ValueError("A child cannot be replaced; append to it.")
 
     def __iadd__(self, other: Any) -> Self:
-        """Append to each child: text, an expression, a function of the index, or one for each.
+        """Append to each child.
+
+        `other` is a text or an expression for all children, a function of the child's index, or a
+        list with one value for each child.
 
         Raises:
             ValueError: the number of values differs from the number of children.
@@ -149,14 +156,15 @@ def _gather_variables(parent: StreamExecutor, children: Sequence[StreamExecutor]
 
 
 class ProgramStateGroup(_Group["ProgramState"]):
-    """Children of a program that is a plain function."""
+    """The children of a program that is a plain function."""
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all children, and take over their variables or their texts.
+        """Wait for all children, and copy their variables or their texts to the parent.
 
         Args:
-            mode: `gather_variable` collects the children's values of each variable that the parent
-                lacks into a list; `concate_and_append` appends the children's texts in order.
+            mode: with `gather_variable`, each variable that the parent lacks becomes a list of the
+                children's values; with `concate_and_append`, the children's texts are appended to
+                the parent in order.
 
         Raises:
             ValueError: another mode, or the parent was appended to since the fork.
@@ -170,7 +178,7 @@ class ProgramStateGroup(_Group["ProgramState"]):
 
 
 class AsyncProgramStateGroup(_Group["AsyncProgramState"]):
-    """Children of a program that is `async def`."""
+    """The children of a program that is an `async def` function."""
 
     async def join(self, mode: str = "gather_variable") -> None:
         """See `ProgramStateGroup.join`."""

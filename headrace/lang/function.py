@@ -49,17 +49,18 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class SglFunction(Generic[P, R]):
-    """A program.
+    """A program: a function whose first parameter is the state, with methods that run it.
 
-    If a parameter of the function has the name of an option of `run`, the function gets the value
-    and the option keeps its default.
+    If a parameter of the function has the name of an option of `run`, the value goes to the
+    function, and the option keeps its default.
 
     Attributes:
         func: the function itself.
-        num_api_spec_tokens: tokens of one call, for back ends that fill a whole turn by one call.
-        bind_arguments: arguments that `bind` set.
-        arg_names: the positional parameters after `s`.
-        arg_defaults: the defaults of the last parameters.
+        num_api_spec_tokens: most tokens of one request, if the back end fills a turn by one
+            request.
+        bind_arguments: arguments that `bind` has set.
+        arg_names: names of the positional parameters after `s`.
+        arg_defaults: default values of the last of these parameters.
         is_async: whether the function is `async def`.
     """
 
@@ -101,7 +102,8 @@ class SglFunction(Generic[P, R]):
             if parameter.default is not parameter.empty
         )
         self._declared = {parameter.name for parameter in own}
-        # Keywords that can be passed without inspecting the signature.
+        # Keywords in this set are parameters of the function, so a call needs no further
+        # inspection.
         self._keywords = {one.name for one in own if one.kind in _BY_KEYWORD}
         self._required = {
             one.name for one in own if one.default is one.empty and one.kind not in _VARIADIC
@@ -109,7 +111,7 @@ class SglFunction(Generic[P, R]):
         functools.update_wrapper(self, func)
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> SglFunction[..., R]:
-        """Bind the program to `owner`, for a method `def method(self, s, ...)`."""
+        """Bind the program to an object, if it is a method `def method(self, s, ...)`."""
         if owner is None or not self._is_method:
             return self
         return SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments, owner)
@@ -120,17 +122,17 @@ class SglFunction(Generic[P, R]):
     # ---- running ----
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
-        """Call `run`; inside `trace` the program is traced too."""
+        """Run the program; if the caller is being traced, trace this program too."""
         scope = tracer.current()
         if scope is not None:
             return scope.trace_child(self, args, kwargs)
         return self.run(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run the program.
+        """Run the program and return its state.
 
-        The options below are taken from the keywords; all others go to the function. Sampling
-        options are defaults, which each `gen` may override.
+        Keywords that are options of `run` are taken out; all other keywords go to the function.
+        Sampling options are defaults, which each `gen` may override.
 
         Args:
             args: positional arguments of the function.
@@ -143,17 +145,17 @@ class SglFunction(Generic[P, R]):
                 is not set raises `ProgramTimeout`; `backend`; `use_thread`, accepted and ignored.
 
         Returns:
-            The state. The function has returned (except with `stream`), but variables that it did
-            not read may still be generated.
+            The program's state. The function has returned (except with `stream`), but variables
+            that it did not read may still be generated.
 
         Raises:
-            RuntimeError: no back end.
-            Exception: what the function raised.
+            RuntimeError: no back end is given, and there is no default.
+            Exception: the exception that the function raised.
         """
         call = self._call(args, kwargs)
         state = call.new_state()
         if self.is_async:
-            # The body needs the core's loop, so it runs there as a separate task.
+            # An `async def` body runs as a task on the frontend's event loop.
             future = core().submit(call.run_async(state))
             if not call.stream:
                 family = state.stream_executor.family
@@ -173,17 +175,17 @@ class SglFunction(Generic[P, R]):
     async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program as `run` does, as a coroutine of any event loop.
 
-        An `async def` function runs as a task of the caller's loop, a plain one in a thread.
+        An `async def` function runs as a task of the caller's loop, a plain function in a thread.
 
         Returns:
-            The state. The program is done, so reads do not wait; with `stream` the state is
-            returned at once.
+            The program's state. The program is done, so reads do not wait. With `stream` the state
+            is returned at once.
         """
         call = self._call(args, kwargs)
         state = call.new_state()
         body = asyncio.create_task(self._body(call, state))
         if call.stream:
-            # A task without a reference may be garbage collected.
+            # The task is stored, because a task without a reference may be garbage-collected.
             call.keep(body)
             return state
         try:
@@ -226,28 +228,28 @@ class SglFunction(Generic[P, R]):
         """Run the program once for each element.
 
         Args:
-            batch_kwargs: dictionaries of keywords, sequences of positional arguments, or a mix; an
-                iterator is read only as needed.
-            options: those of `run` except `stream` (`timeout` applies to each program), and these:
-                `num_threads`, how many programs run at once, or "auto"; `progress_bar`;
+            batch_kwargs: for each run a dictionary of keywords or a sequence of positional
+                arguments; an iterator is read only as needed.
+            options: the options of `run` except `stream` (`timeout` applies to each program), and
+                these: `num_threads`, how many programs run at a time, or "auto"; `progress_bar`;
                 `generator_style`, to get an iterator that yields the states in order as they are
                 done; `return_exceptions`, to get a function's exception in place of its state.
 
         Returns:
-            The states in order. All programs are done. A generation that failed does not raise: the
-            state's `error()` returns its error.
+            The states of all runs, in the order of the elements. All programs are done. A
+            generation that failed does not raise; `error()` of its state returns the error.
 
         Raises:
             TypeError: an element is not a dictionary or sequence, or does not fit the function.
-            Exception: the exception of the first function that failed; a note names its index.
+            Exception: the exception of the first run that raised one; a note names its index.
         """
         batch = self._batch(batch_kwargs, options)
         return batch.iterate() if batch.options.generator_style else batch.run()
 
     async def arun_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> list[Any]:
-        """Do the same as `run_batch` in a coroutine; `concurrency` is an alias of `num_threads`.
+        """Do the same as `run_batch` as a coroutine; `concurrency` is an alias of `num_threads`.
 
-        The bodies of `async def` functions run on the frontend's own loop.
+        `async def` functions run on the frontend's own event loop.
         """
         if "concurrency" in options:
             options["num_threads"] = options.pop("concurrency")
@@ -264,10 +266,10 @@ class SglFunction(Generic[P, R]):
     # ---- binding, tracing, caching ----
 
     def bind(self, **kwargs: Any) -> SglFunction[..., R]:
-        """Return the program with these arguments set; keywords of a call override them.
+        """Return a copy of the program with these arguments set; a call's keywords override them.
 
         Raises:
-            TypeError: the function has no such parameters.
+            TypeError: the function has no parameters of these names.
         """
         unknown = kwargs.keys() - set(self.arg_names) - self._declared
         if unknown:
@@ -279,11 +281,14 @@ class SglFunction(Generic[P, R]):
         return SglFunction(self.func, self.num_api_spec_tokens, bound, self._owner)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> tracer.TracerState:
-        """Run the function with symbols for missing arguments, without sending requests."""
+        """Run the function without sending requests, and return what it appends.
+
+        Arguments that are missing are replaced by symbols.
+        """
         return tracer.trace(self, {**self.bind_arguments, **kwargs}, backend)
 
     def cache(self, backend: Any = None) -> None:
-        """Have the server cache the program's constant beginning, if it is long."""
+        """Let the server cache the constant text with which the program begins, if it is long."""
         chosen = need_backend(backend)
         prefix = tracer.constant_prefix(self, self.bind_arguments, chosen)
         if len(prefix) > MIN_PREFIX_CHARS:
@@ -292,17 +297,17 @@ class SglFunction(Generic[P, R]):
     # ---- calls ----
 
     def call_body(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function itself; an `async def` function gives a coroutine."""
+        """Call the function itself and return its result; of `async def`, return the coroutine."""
         first = (self._owner, state) if self._is_method else (state,)
         if self._is_method and self._owner is None:
             first, args = (args[0], state), args[1:]
         return self.func(*first, *args, **{**self._bound_beside(args), **kwargs})
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise for arguments that the function does not take.
+        """Check that the function can be called with these arguments.
 
         Raises:
-            TypeError: too many, unknown or missing arguments.
+            TypeError: there are too many, unknown or missing arguments.
         """
         if not args and self._required <= kwargs.keys() <= self._keywords:
             return
@@ -344,7 +349,7 @@ class SglFunction(Generic[P, R]):
 
 
 class Call:
-    """One run: its arguments and options."""
+    """One run of a program: its arguments and options."""
 
     def __init__(
         self,
@@ -367,7 +372,7 @@ class Call:
         self.timeout_s = timeout_s
 
     def new_state(self) -> ProgramState:
-        """Create the state of a program that is about to start."""
+        """Create the state with which the program starts."""
         family = Family(self.function.__name__, has_body=True)
         executor = StreamExecutor(
             self.backend,
@@ -382,7 +387,7 @@ class Call:
         return ProgramState(executor)
 
     def run_body(self, state: ProgramState) -> None:
-        """Run a plain function and keep its exception."""
+        """Run the body of a plain function, and store its result or exception in the state."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -398,7 +403,7 @@ class Call:
         self._finish(state, value, error)
 
     async def run_async(self, state: ProgramState) -> None:
-        """Run an `async def` function and keep its exception."""
+        """Run the body of an `async def` function, and store its result or exception."""
         family = state.stream_executor.family
         value, error = None, None
         try:
@@ -420,13 +425,16 @@ class Call:
             self.backend.end_program(executor)
 
     def raise_own(self, state: ProgramState) -> None:
-        """Raise the function's exception; a failed generation is reported by the state instead."""
+        """Raise the exception that the body raised, if any.
+
+        A failed generation is not raised here; the state reports it.
+        """
         error = state.stream_executor.family.body_error
         if error is not None and not is_failed_generation(error):
             raise error
 
     def keep(self, task: asyncio.Task[None]) -> None:
-        """Hold a reference to a task until it is done."""
+        """Store a reference to a task until the task is done."""
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
 
@@ -452,12 +460,14 @@ def function(
     func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., R]], SglFunction[..., R]]: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Make a program of a function whose first parameter is `s`; used with or without arguments.
+    """Make a program of a function whose first parameter is `s`; a decorator.
+
+    It may be used with or without arguments.
 
     Args:
         func: a plain function, or an `async def` function, which reads with `await s["name"]`.
-        num_api_spec_tokens: with back ends of chat APIs, fill a turn of several generations with
-            one request of this many tokens.
+        num_api_spec_tokens: with back ends of chat APIs, generate a turn of several generations by
+            one request of at most this many tokens.
 
     Raises:
         TypeError: the first parameter is not `s`.

@@ -41,7 +41,7 @@ _OURS = "headrace.lang."
 
 
 def caller() -> Source | None:
-    """Find the nearest line outside the frontend's own code."""
+    """Return the line of the user's code that called the frontend, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OURS):
@@ -53,10 +53,10 @@ def caller() -> Source | None:
 
 
 def refuse(value: object) -> NoReturn:
-    """Raise an error that says what an expression may hold.
+    """Raise the error for a value that cannot be part of an expression.
 
     Raises:
-        TypeError: always.
+        TypeError: always; the message says which values are allowed.
     """
     hint = ""
     if isinstance(value, (int, float)):
@@ -72,12 +72,12 @@ def refuse(value: object) -> NoReturn:
 
 
 class SglExpr:
-    """An expression to append; `+` joins it with text and other expressions."""
+    """An expression that can be appended to a state; `+` joins it with texts and expressions."""
 
     __slots__ = ()
 
     def parts(self) -> Iterator[SglExpr]:
-        """Yield the expressions that this one consists of, in order; a single one yields itself."""
+        """Yield the single expressions of which this expression consists, in order."""
         yield self
 
     def __add__(self, other: SglExpr | str) -> SglExprList:
@@ -88,7 +88,7 @@ class SglExpr:
 
 
 class SglExprList(SglExpr):
-    """Expressions in sequence."""
+    """A sequence of expressions."""
 
     __slots__ = ("expr_list",)
 
@@ -105,12 +105,12 @@ class SglExprList(SglExpr):
 
 
 class SglConstantText(SglExpr):
-    """Constant text."""
+    """An expression that appends constant text."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: str) -> None:
-        """Keep `value`."""
+        """Store the text."""
         self.value = value
 
     def __repr__(self) -> str:
@@ -118,13 +118,16 @@ class SglConstantText(SglExpr):
 
 
 class SglGen(SglExpr, Generic[T]):
-    """A generation; as a key of a state (`state[answer]`) it gives the typed value.
+    """An expression that generates text.
+
+    If it is used as a key of a state (`state[answer]`), it returns the value with the generation's
+    type.
 
     Attributes:
         name: name of the variable, or None.
-        sampling_params: what this generation sets.
-        parse: function that turns the text into the value.
-        source: the line that built the generation.
+        sampling_params: the sampling parameters that this generation sets.
+        parse: function that converts the text to the value.
+        source: the line of the user's code that created the generation.
     """
 
     __slots__ = ("name", "parse", "sampling_params", "source")
@@ -135,7 +138,7 @@ class SglGen(SglExpr, Generic[T]):
         sampling_params: SglSamplingParams,
         parse: Callable[[str], T] | None = None,
     ) -> None:
-        """Keep the arguments of `gen`."""
+        """Store the arguments of `gen`."""
         self.name = name
         self.sampling_params = sampling_params
         self.parse = parse
@@ -146,7 +149,7 @@ class SglGen(SglExpr, Generic[T]):
 
 
 class SglSelect(SglExpr):
-    """Appends the most likely of some texts."""
+    """An expression that appends the most likely of several texts."""
 
     __slots__ = ("choices", "choices_method", "name", "source", "temperature")
 
@@ -157,7 +160,7 @@ class SglSelect(SglExpr):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> None:
-        """Keep the arguments of `select`."""
+        """Store the arguments of `select`."""
         self.name = name
         self.choices = list(choices)
         self.temperature = temperature
@@ -169,7 +172,7 @@ class SglSelect(SglExpr):
 
 
 class SglRoleBegin(SglExpr):
-    """A turn begins."""
+    """An expression that begins a turn of a role."""
 
     __slots__ = ("role",)
 
@@ -182,7 +185,7 @@ class SglRoleBegin(SglExpr):
 
 
 class SglRoleEnd(SglExpr):
-    """A turn ends."""
+    """An expression that ends the turn of a role."""
 
     __slots__ = ("role",)
 
@@ -195,7 +198,7 @@ class SglRoleEnd(SglExpr):
 
 
 class SglVarScopeBegin(SglExpr):
-    """The text from here on becomes a variable."""
+    """An expression from which on the appended text becomes the value of a variable."""
 
     __slots__ = ("name",)
 
@@ -208,7 +211,7 @@ class SglVarScopeBegin(SglExpr):
 
 
 class SglVarScopeEnd(SglExpr):
-    """The variable's text is complete."""
+    """An expression that ends the text of a variable that `SglVarScopeBegin` began."""
 
     __slots__ = ("name",)
 
@@ -221,12 +224,15 @@ class SglVarScopeEnd(SglExpr):
 
 
 class SglImage(SglExpr):
-    """An image: a path, an address, a data URL, base64, bytes, or an image object."""
+    """An expression that appends an image.
+
+    The image is a path, a URL, a data URL, base64, bytes, or an image object.
+    """
 
     __slots__ = ("path",)
 
     def __init__(self, path: Any) -> None:
-        """Keep the image; it is read at execution."""
+        """Store the image; it is read when the expression is executed."""
         self.path = path
 
     def __repr__(self) -> str:
@@ -234,12 +240,12 @@ class SglImage(SglExpr):
 
 
 class SglVideo(SglExpr):
-    """Frames of a video."""
+    """An expression that appends frames of a video as images."""
 
     __slots__ = ("num_frames", "path")
 
     def __init__(self, path: Any, num_frames: int) -> None:
-        """Keep the video; it is read at execution."""
+        """Store the video; it is read when the expression is executed."""
         self.path = path
         self.num_frames = num_frames
 
@@ -248,20 +254,20 @@ class SglVideo(SglExpr):
 
 
 class SglSeparateReasoning(SglExpr):
-    """Takes the reasoning out of the generation named `name`.
+    """An expression that separates the reasoning from the answer of a generation.
 
     Attributes:
-        model_type: name of the reasoning parser, `qwen3` for example.
-        name: name of the generation.
+        model_type: name of the reasoning parser, such as `qwen3`.
+        name: name of the generation's variable.
     """
 
     __slots__ = ("model_type", "name")
 
     def __init__(self, model_type: str, expr: SglExpr) -> None:
-        """Find the generation's name.
+        """Store the parser's name, and find the name of the generation in `expr`.
 
         Raises:
-            ValueError: no generation in `expr` has a name.
+            ValueError: `expr` contains no generation with a name.
         """
         named = [part for part in expr.parts() if isinstance(part, (SglGen, SglSelect))]
         names = [part.name for part in named if part.name]
@@ -272,7 +278,7 @@ class SglSeparateReasoning(SglExpr):
 
     @property
     def reasoning_name(self) -> str:
-        """The variable that holds the reasoning."""
+        """The name of the variable that gets the reasoning."""
         return f"{self.name}_reasoning_content"
 
     def __repr__(self) -> str:
@@ -280,7 +286,7 @@ class SglSeparateReasoning(SglExpr):
 
 
 def as_expression(value: SglExpr | str) -> SglExpr:
-    """Convert `value` to an expression.
+    """Return `value` as an expression; text becomes an `SglConstantText`.
 
     Raises:
         TypeError: `value` is neither text nor an expression.
@@ -293,7 +299,7 @@ def as_expression(value: SglExpr | str) -> SglExpr:
 
 
 def names_set(expression: SglExpr) -> list[str]:
-    """Return the variables that executing `expression` sets."""
+    """Return the names of the variables that are set when `expression` is executed."""
     if isinstance(expression, (SglGen, SglSelect, SglVarScopeEnd)):
         return [expression.name] if expression.name else []
     if isinstance(expression, SglSeparateReasoning):
@@ -302,7 +308,7 @@ def names_set(expression: SglExpr) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported late, because `function` imports this module.
+    # `SglFunction` is imported only when it is used, because `function` imports this module.
     if name == "SglFunction":
         from headrace.lang.function import SglFunction
 

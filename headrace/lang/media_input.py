@@ -22,20 +22,20 @@ _SIGNATURES = (
 )
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]+)?(;[\w.+=-]+)*;base64,(?P<data>.*)", re.DOTALL)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
-# Shorter text is read as a file name.
+# Text that is shorter than this is taken as a file name, not as base64.
 _MIN_BASE64_CHARS = 64
 DEFAULT_TIMEOUT_S = 3.0
-# Other modes are converted to RGB.
+# Modes of PIL images that PNG can store; images in other modes are converted to RGB.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
 @dataclass(frozen=True)
 class Media:
-    """One image.
+    """An image as base64 with its MIME type.
 
     Attributes:
-        data: base64; `image_data` of the native API takes it.
-        mime_type: found from the first bytes.
+        data: base64 of the image's file, as `image_data` of the native API takes it.
+        mime_type: the type that the file's first bytes show.
     """
 
     data: str
@@ -43,12 +43,12 @@ class Media:
 
     @property
     def data_url(self) -> str:
-        """The data URL, as OpenAI's API takes it."""
+        """The image as a data URL, as OpenAI's API takes it."""
         return f"data:{self.mime_type};base64,{self.data}"
 
 
 def mime_type_of(content: bytes) -> str:
-    """The MIME type of an image by its first bytes; JPEG if they are unknown."""
+    """Return the MIME type that an image's first bytes show, or JPEG's if they are unknown."""
     for signature, kind in _SIGNATURES:
         if content.startswith(signature):
             return kind
@@ -61,12 +61,12 @@ def load_media(source: Any) -> Media:
     """Read an image; may block, so call it in a thread.
 
     Args:
-        source: a path, an address (http, https, file), a data URL, base64, bytes, an image object
-            of PIL, or the pair that `load_image` gives.
+        source: a path, a URL (http, https, file), a data URL, base64, bytes, a PIL image, or the
+            pair that `load_image` returns.
 
     Raises:
-        OSError: no such file, or the address does not answer.
-        TypeError: `source` is none of these.
+        OSError: the file does not exist, or the URL does not answer.
+        TypeError: `source` has another type.
     """
     if isinstance(source, tuple):
         source = source[0]
@@ -91,7 +91,7 @@ def load_media(source: Any) -> Media:
 
 def _read(source: str) -> bytes:
     if source.startswith(("http://", "https://")):
-        # Slow to import, and few programs fetch images.
+        # Imported only here, because httpx is slow to import and few programs fetch images.
         import httpx
 
         timeout_s = float(os.environ.get("REQUEST_TIMEOUT", DEFAULT_TIMEOUT_S))
@@ -125,16 +125,16 @@ def _png(image: Any) -> bytes:
 
 
 def load_video(source: Any, num_frames: int) -> list[Media]:
-    """Sample frames uniformly; may block, so call it in a thread.
+    """Return frames of a video at equal distances; may block, so call it in a thread.
 
     Args:
         source: a path or bytes of a GIF, WebP or APNG, or of any file that OpenCV reads if it is
-            installed; or a list of frames, each as `load_media` takes it.
-        num_frames: most frames to take.
+            installed; or a list of frames, each of a type that `load_media` takes.
+        num_frames: most frames to return.
 
     Raises:
-        ImportError: the library that reads videos is not installed.
-        OSError: no such file, or no frames in it.
+        ImportError: the library that reads such files is not installed.
+        OSError: the file does not exist, or has no frames.
         ValueError: `num_frames` is below one.
     """
     if num_frames < 1:
@@ -145,14 +145,14 @@ def load_video(source: Any, num_frames: int) -> list[Media]:
 
 
 def _sample(total: int, num_frames: int) -> list[int]:
-    """Indices at equal distances, including the first and the last one."""
+    """Return indices of frames at equal distances, including the first and the last frame."""
     if total <= num_frames:
         return list(range(total))
     return [round(at * (total - 1) / max(num_frames - 1, 1)) for at in range(num_frames)]
 
 
 def _animation(source: Any, num_frames: int) -> list[Media]:
-    """Read the frames of a file that Pillow reads; empty for any other file."""
+    """Return frames of an animation that Pillow reads; empty for any other file."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -170,7 +170,7 @@ def _animation(source: Any, num_frames: int) -> list[Media]:
 
 
 def _film(source: Any, num_frames: int) -> list[Media]:
-    """Read the frames of a file that OpenCV reads."""
+    """Return frames of a video file that OpenCV reads."""
     try:
         import cv2  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

@@ -1,7 +1,7 @@
-"""Sends the common beginning of all programs of a batch once, before the first program.
+"""Caches the prefix that all programs of a batch share, before their requests are sent.
 
-To find the beginning, the first two requests of the batch wait here until both are known. No
-program runs twice.
+The first two requests of the batch wait here until both are known; their common beginning is the
+prefix. So no program needs to run twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.lang.backend.base import BaseBackend
     from headrace.lang.executor import StreamExecutor
 
-# The wait has a limit: the second program may itself be waiting for the first.
+# Seconds. The wait is limited, because the second program may itself wait for the first.
 _TIMEOUT_S = 1.0
 
 
@@ -31,15 +31,15 @@ class PrefixGate:
         self._is_sending = False
 
     def ticket(self, executor: StreamExecutor) -> _Ticket:
-        """An awaitable for the executor's first request."""
+        """Return an awaitable on which the executor's first request must wait."""
         return _Ticket(self, executor)
 
     def open(self) -> None:
-        """Let all requests pass from now on; on the core's loop."""
+        """Let all requests pass from now on; called on the frontend's event loop."""
         self._opened.set()
 
     async def arrive(self, executor: StreamExecutor) -> None:
-        """Wait until the common text is known and cached."""
+        """Register the executor's first request, and wait until the common text is cached."""
         if self._opened.is_set():
             return
         if self._first is None:
@@ -57,7 +57,7 @@ class PrefixGate:
     async def _send(self, prefix: str) -> None:
         try:
             if len(prefix) > MIN_PREFIX_CHARS:
-                # An error here is ignored: the batch's own requests report the same error.
+                # An error is ignored, because the batch's own requests report the same error.
                 with contextlib.suppress(Exception):
                     await self._backend.async_cache_prefix(prefix)
         finally:

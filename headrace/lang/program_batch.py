@@ -1,7 +1,7 @@
-"""Runs one program many times, with as many runs at once as the server can use.
+"""Runs one program many times, with as many runs at a time as the server can use.
 
-The bodies of plain functions run in one thread, one after the other, because most only append and
-return. When one waits for a variable, or takes long, another thread continues with the next.
+Plain functions run in one thread, one after the other, because most only append and return. When a
+function waits for a variable, or takes long, another thread continues with the next one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from headrace.lang.function import Call, SglFunction
     from headrace.lang.state import ProgramState
 
-# More programs would only wait in the server's queue or for a connection.
+# The most programs that run at a time by default. More programs would only wait in the server's
+# queue or for a connection.
 AUTO_LIVE = 512
-# How many elements of an iterator are read ahead of the consumer of the results.
+# How many elements of an iterator may be read before the results of earlier ones are consumed.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
-# Programs that end within this time are replaced together: each wake-up of the bodies' thread
-# costs two switches between threads that share the GIL.
+# Seconds. Programs that end within this time are replaced together, because each wake-up of the
+# thread that starts programs costs two switches between threads that share the GIL.
 _GATHER_S = 0.002
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -52,7 +53,7 @@ class BatchOptions:
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Self:
-        """Take the options of `run_batch` out of `options`.
+        """Remove the options of `run_batch` from `options` and return them.
 
         Raises:
             ValueError: `num_threads` is not a valid number.
@@ -66,19 +67,19 @@ class BatchOptions:
 
     @property
     def max_live(self) -> int:
-        """How many programs run at once."""
+        """How many programs run at a time."""
         return AUTO_LIVE if isinstance(self.num_threads, str) else self.num_threads
 
     @property
     def max_threads(self) -> int:
-        """How many programs of the batch may run at the same time, waiting ones included."""
+        """How many threads may run functions of the batch, including threads that wait."""
         if isinstance(self.num_threads, str):
             return max(96, 16 * (os.cpu_count() or 1))
         return self.num_threads
 
 
 def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> Arguments:
-    """Return the arguments that one element of a batch holds.
+    """Return the positional and keyword arguments that one element of a batch describes.
 
     Raises:
         TypeError: the element is not a dictionary, record or sequence, or does not fit the
@@ -113,7 +114,7 @@ def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> A
 
 
 class Batch:
-    """One call of `run_batch`."""
+    """One call of `run_batch`: it starts the programs and collects their states."""
 
     def __init__(
         self,
@@ -123,10 +124,10 @@ class Batch:
         backend: BaseBackend,
         options: BatchOptions,
     ) -> None:
-        """Check the elements, unless an iterator supplies them one by one.
+        """Store the settings and check all elements, unless they come from an iterator.
 
         Raises:
-            TypeError: an element does not fit.
+            TypeError: an element does not fit the function.
         """
         if isinstance(elements, (str, bytes, Mapping)):
             raise TypeError("run_batch takes the elements as a list, a tuple or an iterator.")
@@ -166,7 +167,7 @@ class Batch:
     # ---- taking the results ----
 
     def run(self) -> list[Any]:
-        """Wait for all programs."""
+        """Run all programs, wait for them and return their states in order."""
         try:
             self._begin()
             self._waiters.wait(self._is_over)
@@ -175,7 +176,7 @@ class Batch:
         return self._results()
 
     async def run_async(self) -> list[Any]:
-        """Wait for all programs, in a coroutine of any loop."""
+        """Do the same as `run` as a coroutine of any event loop."""
         try:
             self._begin()
             await self._waiters.wait_async(self._is_over)
@@ -248,7 +249,7 @@ class Batch:
         return self._num_running < self.options.max_live
 
     def _next(self) -> tuple[Call, ProgramState] | None:
-        """The next program, registered; None when all are started."""
+        """Register and return the next program to start, or None if all are started."""
         from headrace.lang.function import Call
 
         with self._waiters.lock:
@@ -257,7 +258,7 @@ class Batch:
             try:
                 args, kwargs = next(self._elements)
             except BaseException as error:
-                # A user's iterator may raise anything.
+                # The user's iterator may raise any exception; then no more programs are started.
                 self._is_exhausted = True
                 if not isinstance(error, StopIteration):
                     self._read_error = error
@@ -274,7 +275,7 @@ class Batch:
             self._num_started += 1
             self._num_running += 1
             self._states[index] = state
-            # The end is noted now: otherwise a thread would wait for another program.
+            # The end is recorded now; otherwise a thread would wait for another program.
             self._is_exhausted = self._num_started == self._total
         executor = state.stream_executor
         if self._gate is not None:
@@ -298,7 +299,7 @@ class Batch:
         asyncio.get_running_loop().call_later(_GATHER_S, self._tell)
 
     def _tell(self) -> None:
-        """Wake the waiters: the thread of the bodies, and the consumer of the results."""
+        """Wake the thread that starts programs, and the consumer of the results."""
         with self._waiters.lock:
             self._will_tell = False
             self._waiters.notify()
@@ -338,7 +339,10 @@ class Batch:
             self._add_thread()
 
     def _look(self, num_started: int = -1) -> None:
-        """Every few milliseconds, add a thread if all threads are busy and no program starts."""
+        """Add a thread if all threads are busy and no program has started since the last look.
+
+        It is called every few milliseconds.
+        """
         if self._is_stopped or self._is_exhausted:
             return
         if self._num_free == 0 and self._num_started == num_started:

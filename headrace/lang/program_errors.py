@@ -1,4 +1,4 @@
-"""Errors of programs; their messages lead the program's author to the failing line.
+"""The errors of programs; their messages name the line of the program that failed.
 
 ProgramError            a generation failed, or its missing variable is read
 `-- ProgramCancelled    the program was cancelled, or the reader of its stream left early
@@ -14,23 +14,23 @@ _TAIL_CHARS = 200
 
 
 class Source(NamedTuple):
-    """Where in the user's code an expression was built."""
+    """The line of the user's code that created an expression."""
 
     file: str
     line: int
 
 
 class BackendError(RuntimeError):
-    """A back end could not answer.
+    """A server or an API answered a request with an error, or not at all.
 
     Attributes:
         message: the server's own message.
-        status: the HTTP status, or None without an answer.
-        url: address of the request.
+        status: the HTTP status, or None if there was no response.
+        url: the URL of the request.
     """
 
     def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
-        """Compose the message."""
+        """Store the facts and make one message of them."""
         told = " ".join(part for part in (url, f"answered {status}" if status else "") if part)
         super().__init__(f"{told}: {message}" if told else message)
         self.message = message
@@ -39,15 +39,15 @@ class BackendError(RuntimeError):
 
 
 class ProgramError(KeyError, RuntimeError):
-    """A program could not do a step; `__cause__` is the back end's own error.
+    """A step of a program failed; `__cause__` is the back end's own error.
 
     It is also a `KeyError`, so `except KeyError` around the read of a variable still works.
 
     Attributes:
         function: name of the program, if it has one.
-        variable: name of the variable that the generation would have set, if any.
-        source: where the generation was built.
-        prompt_tail: the end of the text that the generation would have continued.
+        variable: name of the variable that the failed generation should have set, if any.
+        source: the line of the user's code that created the generation.
+        prompt_tail: the end of the text that the generation should have continued.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProgramError(KeyError, RuntimeError):
         self.prompt_tail = prompt_tail[-_TAIL_CHARS:]
 
     def __str__(self) -> str:
-        # A plain KeyError would show the message in quotes.
+        # `KeyError.__str__` would show the message in quotes, so the text is made here.
         parts = [self.message]
         if self.function:
             parts.append(f"in the program {self.function!r}")
@@ -84,11 +84,11 @@ class ProgramCancelled(ProgramError):
 
 
 class ProgramTimeout(ProgramCancelled):
-    """The program exceeded its time and was ended."""
+    """The program was cancelled, because it took longer than the `timeout` of `run`."""
 
 
 def is_failed_generation(error: BaseException | None) -> bool:
-    """Whether a back end's failure or a cancellation caused `error`, not a bug in the program."""
+    """Whether `error` comes from a failed generation or a cancellation, not from the program."""
     return isinstance(error, ProgramError) and (
         error.__cause__ is not None or isinstance(error, ProgramCancelled)
     )

@@ -1,4 +1,7 @@
-"""Derives role markup from a model's chat template, by rendering, splitting and checking probes."""
+"""Derives role markup (the texts before and after each turn) from a model's chat template.
+
+The template renders short test conversations, and the texts around their messages are taken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any, NamedTuple
 from headrace.lang.chat_template import ChatTemplate, ChatTemplateStyle
 
 Messages = list[dict[str, Any]]
-# Messages, and whether to open the assistant's next turn; `None` if the template refuses.
+# A function that renders messages. The second argument is whether to begin an assistant's answer
+# after them. It returns `None` if the template refuses the messages.
 Render = Callable[[Messages, bool], str | None]
 
 _SYSTEM, _QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD = (
@@ -17,7 +21,7 @@ _SYSTEM, _QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD = (
 
 
 class _Turns(NamedTuple):
-    """The markup of user and assistant turns."""
+    """The texts before and after the turns of user and assistant."""
 
     user: tuple[str, str]
     assistant: tuple[str, str]
@@ -27,14 +31,14 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
     """Derive the role markup of a model's own chat template.
 
     Args:
-        render: function that renders a conversation with that template.
-        name: name of the result.
+        render: function that renders a conversation with the template.
+        name: name of the resulting `ChatTemplate`.
         bos_token: the token that the server's tokenizer puts before every prompt; it is not part of
             the markup.
 
     Returns:
-        `None` if prefixes and suffixes cannot reproduce the template's output. The table in
-        `headrace.lang.chat_template` is then the better guess.
+        The markup, or `None` if texts before and after each message cannot reproduce the template's
+        output. Then the table in `headrace.lang.chat_template` should be used.
     """
 
     def write(messages: Messages, *, is_open: bool = False) -> str | None:
@@ -58,7 +62,7 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
 
 
 def _conversation(*texts: str, system: str | None = None) -> Messages:
-    """Alternating user and assistant turns."""
+    """Return a conversation with these texts as alternating turns of user and assistant."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return first + [
         {"role": "assistant" if index % 2 else "user", "content": text}
@@ -67,7 +71,10 @@ def _conversation(*texts: str, system: str | None = None) -> Messages:
 
 
 def _split(text: str | None, contents: Sequence[str]) -> list[str] | None:
-    """Return the parts around `contents`; each content must occur once, and in that order."""
+    """Return the parts of `text` before, between and after `contents`.
+
+    Returns `None` unless each content occurs exactly once, in this order.
+    """
     if text is None or any(text.count(content) != 1 for content in contents):
         return None
     parts = []
@@ -86,7 +93,7 @@ def _find_turns(write: Callable[..., str | None]) -> _Turns | None:
     if parts is None or whole is None:
         return None
     user_suffix, assistant_suffix = parts[-1], whole[-1]
-    # Some templates end the conversation differently from a turn in its middle.
+    # Some templates end the last turn of a conversation differently from the turns before it.
     if not parts[1].startswith(user_suffix) or not parts[2].startswith(assistant_suffix):
         return None
     return _Turns(
@@ -109,7 +116,7 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
     before = bare[0].removesuffix(user_prefix)
     parts = _split(write(_conversation(_QUESTION, system=_SYSTEM)), [_SYSTEM, _QUESTION])
     if parts is None:
-        # The template does not support a system turn.
+        # The template refuses a system turn.
         return None if before else found
     if parts[1].endswith(user_prefix):
         markup = (parts[0], parts[1].removesuffix(user_prefix))
@@ -125,7 +132,8 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
             before.startswith(prefix) and before.endswith(suffix)
         ):
             return None
-        # An empty system turn is kept as a turn: with Llama 3 it holds the template's own text.
+        # The template writes a system turn even for a conversation without one (Llama 3 does). Its
+        # content, which may be empty, is the default system prompt.
         found.default_system_prompt = before[len(prefix) : len(before) - len(suffix)]
     return found
 
@@ -141,7 +149,7 @@ def _find_image_token(write: Callable[..., str | None]) -> str:
 
 
 def _stops(turns: _Turns) -> tuple[str, ...]:
-    """Return the texts that end an answer: its suffix, or else the start of the next question."""
+    """Return the texts that end an answer: the text after it, or the text before a question."""
     end = turns.assistant[1].strip() or turns.user[0].strip()
     return (end,) if end else ()
 
@@ -160,11 +168,11 @@ def _writes_the_same(write: Callable[..., str | None], found: ChatTemplate) -> b
 
 
 def _opening_prefix(opening: str, plain: str) -> str:
-    """Return the text with which the template opens an answer for generation.
+    """Return the text with which the template begins an answer that the model continues.
 
     Some templates write an empty thought there, which keeps the model from thinking. The empty
-    thought is part of the prefix. A thought that is only opened is not part of it: the model opens
-    the thought itself.
+    thought is part of the result. If the template only opens a thought, the opening tag is not part
+    of the result, because the model writes the tag itself.
     """
     thoughts = opening.count("<think>") - opening.count("</think>")
     return opening if opening.startswith(plain) and thoughts <= 0 else plain
@@ -173,12 +181,12 @@ def _opening_prefix(opening: str, plain: str) -> str:
 def template_from_source(
     source: str | Mapping[str, str], special_tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | None:
-    """The role markup of a Jinja chat template; see `derive_chat_template`.
+    """Derive the role markup of a Jinja chat template; see `derive_chat_template`.
 
     Args:
-        source: the template's text, or texts by name.
-        special_tokens: `bos_token` and the like, for those that exist.
-        name: name of the result.
+        source: the template's text, or several texts by name.
+        special_tokens: the tokenizer's special tokens by name, such as `bos_token`.
+        name: name of the resulting `ChatTemplate`.
     """
     return template_of_model(None, source, special_tokens, name)
 
@@ -189,15 +197,15 @@ def template_of_model(
     special_tokens: Mapping[str, str],
     name: str,
 ) -> ChatTemplate | None:
-    """The role markup of the template that a server's chat renders with.
+    """Derive the role markup of the chat template that a server uses.
 
     Args:
-        option: the value of `--chat-template`, if given.
+        option: the value of the server's option `--chat-template`, if it is set.
         own: the template of the model's folder.
-        special_tokens: `bos_token` and the like, for those that exist.
-        name: name of the result.
+        special_tokens: the tokenizer's special tokens by name, such as `bos_token`.
+        name: name of the resulting `ChatTemplate`.
     """
-    # Jinja is imported only for a model with a template, not with the language.
+    # Imported only here, so that importing the language does not import Jinja.
     from openai_api.chat_template import load_chat_template
     from openai_api.content_form import in_form
     from runtime.errors import InvalidRequest, StartupError

@@ -1,4 +1,4 @@
-"""`Runtime`: a server in its own process, for programs of this process."""
+"""`Runtime` starts a server in its own process, on which programs of this process run."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LAST_PORT = 40000
-# Secrets are passed by environment, so that the machine's process list does not show them.
+# Options that are passed as environment variables, so that the process list does not show them.
 _SECRETS = {ENVIRONMENT[variable][1]: variable for variable in SECRETS}
 
 
 class _OwnEndpoint(RuntimeEndpoint):
-    """An endpoint whose reference keeps its server alive."""
+    """A `RuntimeEndpoint` that keeps its server running as long as the endpoint exists."""
 
     runtime: Runtime
 
 
 class Runtime:
-    """A server that ends with this process, or once this object and its endpoint are released.
+    """A server that this object starts in its own process.
 
-    A `Runtime` can be passed as a back end: its `endpoint` is used.
+    The server ends with this process, or when this object and its endpoint are garbage-collected. A
+    `Runtime` can be passed as a back end; its `endpoint` is then used.
 
     Attributes:
-        server_args: the arguments as they were given.
-        url: address of the server.
-        generate_url: address of its `/generate`.
-        pid: id of its process.
-        endpoint: the back end.
+        server_args: the server's arguments as they were given.
+        url: URL of the server.
+        generate_url: URL of the server's route `/generate`.
+        pid: id of the server's process.
+        endpoint: the back end that sends requests to the server.
     """
 
     def __init__(
@@ -62,20 +63,20 @@ class Runtime:
     ) -> None:
         """Start the server and wait until it answers.
 
-        No `if __name__ == "__main__":` is needed.
+        The calling script does not need `if __name__ == "__main__":`.
 
         Args:
-            log_level: of the server.
-            launch_timeout: seconds to wait for the server.
+            log_level: log level of the server.
+            launch_timeout: seconds to wait until the server is ready.
             *args: must be empty; part of the signature for compatibility.
-            **kwargs: the server's arguments with underscores: `model_path`, `port` (the first port
+            **kwargs: the server's options with underscores: `model_path`, `port` (the first port
                 to try; if it is in use, another one up to 40000 is taken), `api_key`, ...
 
         Raises:
-            TypeError: an unknown argument.
-            ValueError: a wrong value, or a feature that is not supported.
-            RuntimeError: the server ended; the message holds its last lines.
-            TimeoutError: the server did not answer in time.
+            TypeError: an argument is unknown.
+            ValueError: a value is wrong, or a feature is not supported.
+            RuntimeError: the server ended; the message holds its last lines of output.
+            TimeoutError: the server was not ready in time.
         """
         if args:
             raise TypeError("Runtime takes the server's arguments by their names.")
@@ -87,8 +88,7 @@ class Runtime:
         port = _free_port(arguments.host, arguments.port)
         self.server_args = dataclasses.replace(arguments, port=port)
         process, _ = launch_server_cmd(_command(self.server_args), arguments.host, port)
-        # The finalizer runs when this object is collected, or at the latest before the interpreter
-        # exits.
+        # The finalizer runs when this object is garbage-collected, or before the interpreter exits.
         self._finalizer = weakref.finalize(self, terminate_process, process)
         scheme = "https" if arguments.ssl_certfile else "http"
         host = "127.0.0.1" if arguments.host in ("0.0.0.0", "localhost") else arguments.host
@@ -127,12 +127,12 @@ class Runtime:
             sampling_params: keys as in the native API.
             return_logprob: whether log-probabilities are returned.
             logprob_start_len: first token of the prompt whose log-probability is returned.
-            top_logprobs_num: number of most likely tokens reported at each position.
-            lora_path: the adapter.
+            top_logprobs_num: number of most likely tokens that are reported at each position.
+            lora_path: name of the adapter to use.
             session_id: id of an open session.
 
         Raises:
-            BackendError: the server refuses.
+            BackendError: the server refused the request.
         """
         body: dict[str, Any] = {
             "text": prompt,
@@ -150,7 +150,7 @@ class Runtime:
         """Call the server's `/encode` and return its answer as JSON text.
 
         Raises:
-            BackendError: the server refuses.
+            BackendError: the server refused the request.
         """
         return self._post("/encode", {"text": prompt})
 
@@ -167,12 +167,12 @@ class Runtime:
         sampling_params: Mapping[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """Yield the new text piece by piece; for `async for`, not for `await`.
+        """Yield the answer to `prompt` in pieces of new text; use it with `async for`.
 
         With `skip_tokenizer_init` the prompt is token ids, and the server's events are yielded.
 
         Raises:
-            BackendError: the server refuses, or fails while generating.
+            BackendError: the server refused the request, or failed while generating.
         """
         skips = self.server_args.skip_tokenizer_init
         body: dict[str, Any] = {
@@ -205,14 +205,14 @@ class Runtime:
     # ---- the server ----
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer, in this process."""
+        """Load the model's tokenizer with `transformers` in this process, and return it."""
         from transformers import AutoTokenizer
 
         arguments = self.server_args
         return AutoTokenizer.from_pretrained(arguments.tokenizer_path or arguments.model_path)
 
     def cache_prefix(self, prefix: str) -> None:
-        """Have the server cache the beginning of later requests."""
+        """Let the server cache `prefix`, with which later requests begin."""
         self.endpoint.cache_prefix(prefix)
 
     def start_profile(self) -> None:
@@ -224,7 +224,7 @@ class Runtime:
         self.endpoint.stop_profile()
 
     async def get_server_info(self) -> dict[str, Any]:
-        """What the server reports about itself."""
+        """Return the server's report about itself."""
         from headrace.lang.core_loop import core
 
         return await core().call_async(self.endpoint.async_get_server_info()) or {}
@@ -250,7 +250,10 @@ def _free_port(host: str, first: int) -> int:
 
 
 def _command(arguments: ServerArgs) -> str:
-    """Build the command line without its port; secrets come before it as environment variables."""
+    """Return the server's command line without its port.
+
+    API keys are written before the command, as environment variables.
+    """
     before: list[str] = []
     words = [sys.executable, "-m", "server.launch"]
     for field in dataclasses.fields(arguments):

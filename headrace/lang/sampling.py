@@ -1,4 +1,4 @@
-"""Sampling parameters: parameters of a `gen` override the parameters of the program's run."""
+"""The sampling parameters of a `gen`, which override those of the program's `run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stop = str | Sequence[str] | None
 
 
 def _strings(stop: Any) -> list[str]:
-    """Return a new list, so that the caller's list is not changed."""
+    """Return stop strings as a new list; the caller's list is not used, as it must not change."""
     if stop is None:
         return []
     return [stop] if isinstance(stop, str) else list(stop)
@@ -58,7 +58,7 @@ class SglSamplingParams:
     skip_special_tokens: bool | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A copy that may be changed."""
+        """Return a copy, which may be changed."""
         return dataclasses.replace(self)
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
@@ -68,19 +68,22 @@ class SglSamplingParams:
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings as a new list, including those of `dtype`."""
+        """Return all stop strings as a new list, including those of `dtype`."""
         own = _strings(self.stop)
         return own + [stop for stop in STOPS_OF_DTYPE.get(self.dtype or "", ()) if stop not in own]
 
     def grammar_regex(self) -> str | None:
-        """The regular expression that the output matches; `dtype` has priority over `regex`."""
+        """Return the regular expression that the output must match, or None.
+
+        `dtype` has priority over `regex`.
+        """
         return self.regex if self.dtype is None else REGEX_OF_DTYPE[self.dtype]
 
     def to_srt_kwargs(self) -> dict[str, Any]:
-        """`sampling_params` of the native `/generate`, except the two flags of `global_config`.
+        """Return `sampling_params` for the native route `/generate`.
 
-        Every field that SGLang's client sends is present, null if unset. Other fields are present
-        only if set.
+        The two flags of `global_config` are not included. Every field that SGLang's client sends is
+        present; an unset one is None. Other fields are present only if they are set.
         """
         kwargs: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
@@ -106,7 +109,7 @@ class SglSamplingParams:
         return kwargs
 
     def to_openai_kwargs(self) -> dict[str, Any]:
-        """Arguments of OpenAI's client, which has no `top_k` and `min_p`."""
+        """Return the arguments for OpenAI's client, which does not have `top_k` and `min_p`."""
         return {
             "max_tokens": self.max_new_tokens,
             "max_completion_tokens": self.max_new_tokens,
@@ -119,7 +122,7 @@ class SglSamplingParams:
         }
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
-        """Arguments of LiteLLM's `completion`."""
+        """Return the arguments for LiteLLM's function `completion`."""
         return {
             "max_tokens": self.max_new_tokens,
             "stop": self.stops or None,
@@ -131,7 +134,7 @@ class SglSamplingParams:
         }
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        """Arguments of Anthropic's `messages.create`; `top_k` only if it limits."""
+        """Return the arguments for Anthropic's `messages.create`; omit `top_k` without effect."""
         kwargs: dict[str, Any] = {
             "max_tokens": self.max_new_tokens,
             "stop_sequences": self.stops,
@@ -143,7 +146,7 @@ class SglSamplingParams:
         return kwargs
 
     def to_vertexai_kwargs(self) -> dict[str, Any]:
-        """Fields of Vertex AI's generation settings."""
+        """Return the fields of Vertex AI's generation settings."""
         return {
             "candidate_count": 1,
             "max_output_tokens": self.max_new_tokens,
@@ -154,13 +157,13 @@ class SglSamplingParams:
         }
 
     def set_fields(self) -> dict[str, Any]:
-        """The parameters that are set, by name; for records and messages."""
+        """Return all parameters that are not None, by name."""
         both = zip(_FIELDS, _values(self), strict=True)
         return {name: value for name, value in both if value is not None}
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(SglSamplingParams))
-# Returns all values in the order of the fields.
+# Function that returns the values of all parameters, in the order of the fields.
 _values = operator.attrgetter(*_FIELDS)
 _ONLY_WHEN_SET = (
     "repetition_penalty",
@@ -173,10 +176,10 @@ _ONLY_WHEN_SET = (
 
 
 def program_defaults(**given: Any) -> SglSamplingParams:
-    """Return the defaults of `run`, which are SGLang's, overridden by `given`.
+    """Return SGLang's defaults of `run`, with the values of `given` in their place.
 
     Raises:
-        TypeError: an unknown name.
+        TypeError: a name is unknown.
     """
     given = {name: value for name, value in given.items() if value is not None}
     return SglSamplingParams(**{**_DEFAULTS, **given})

@@ -1,4 +1,4 @@
-"""The state that a program works on: `ProgramState`, or `AsyncProgramState` for `async def`."""
+"""The state to which a program appends: `ProgramState`, or `AsyncProgramState` for `async def`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AppliedExpr(ir.SglExprList):
     __slots__ = ("executor",)
 
     def __init__(self, expression: ir.SglExpr, executor: StreamExecutor) -> None:
-        """Remember the executor."""
+        """Store the expression, and the executor to which it was appended."""
         super().__init__([expression])
         self.executor = executor
 
@@ -39,13 +39,13 @@ def _name_of(key: Key) -> str:
 
 
 def turn(role: str, content: ir.SglExpr | str | None) -> ir.SglExprList:
-    """A whole turn."""
+    """Return an expression that appends a whole turn of `role`."""
     inner = [] if content is None else [ir.as_expression(content)]
     return ir.SglExprList([ir.SglRoleBegin(role), *inner, ir.SglRoleEnd(role)])
 
 
 class _State:
-    """The methods of a state that do not wait."""
+    """The methods of a program's state that do not wait."""
 
     def __init__(self, executor: StreamExecutor) -> None:
         """Wrap `executor`."""
@@ -54,7 +54,7 @@ class _State:
     # ---- appending ----
 
     def __iadd__(self, other: ir.SglExpr | str) -> Self:
-        """Append text or an expression; returns at once.
+        """Append a text or an expression; return before it is executed.
 
         Raises:
             ValueError: `other` is None.
@@ -75,7 +75,10 @@ class _State:
     def role(
         self, name: str, expr: ir.SglExpr | str | None = None
     ) -> AppliedExpr | contextlib.AbstractContextManager[None]:
-        """Append a whole turn of `name`, or open one for a `with` block."""
+        """Append a whole turn of the role `name`.
+
+        Without `expr`, return a context manager; text appended in its block becomes the turn.
+        """
         if expr is None:
             return self._scope(ir.SglRoleBegin(name), ir.SglRoleEnd(name))
         expression = turn(name, expr)
@@ -87,7 +90,7 @@ class _State:
     @overload
     def system(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
     def system(self, expr: Any = None) -> Any:
-        """See `role`."""
+        """Append a system turn, or return a context manager for one; see `role`."""
         return self.role("system", expr)
 
     @overload
@@ -95,7 +98,7 @@ class _State:
     @overload
     def user(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
     def user(self, expr: Any = None) -> Any:
-        """See `role`."""
+        """Append a user turn, or return a context manager for one; see `role`."""
         return self.role("user", expr)
 
     @overload
@@ -103,11 +106,11 @@ class _State:
     @overload
     def assistant(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
     def assistant(self, expr: Any = None) -> Any:
-        """See `role`."""
+        """Append an assistant turn, or return a context manager for one; see `role`."""
         return self.role("assistant", expr)
 
     def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return a `with` block whose whole text becomes the variable `name`."""
+        """Return a context manager; the text appended in its block becomes the variable `name`."""
         return self._scope(ir.SglVarScopeBegin(name), ir.SglVarScopeEnd(name))
 
     @contextlib.contextmanager
@@ -121,7 +124,7 @@ class _State:
     # ---- variables ----
 
     def set_var(self, name: str, value: Any) -> None:
-        """Set a variable to any object; the text does not change."""
+        """Set a variable to any object, without changing the text."""
         executor = self.stream_executor
         with executor.family.lock:
             executor.vars.values[name] = value
@@ -132,25 +135,25 @@ class _State:
         self.set_var(name, value)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the variable is set now; does not wait."""
+        """Whether the variable is set now; it does not wait for a pending generation."""
         return name in self.stream_executor.vars.values
 
     # ---- the program ----
 
     def cancel(self) -> None:
-        """Abort the running request and drop the queue, also in the children."""
+        """Abort the running request and drop everything queued, also in the children."""
         self.stream_executor.cancel()
 
     def usage(self) -> Usage:
-        """Tokens and time so far, of the program and all its children."""
+        """Return the tokens and times of all requests so far, including those of the children."""
         return self.stream_executor.family.usage
 
     def explain(self, html: str | Path | None = None) -> str:
-        """Show the events so far, one line each: tokens, cached tokens, milliseconds.
+        """Return a text with one line for each event so far: its tokens, cached tokens and times.
 
         Args:
-            html: a file to which one page is written too, with the tokens' probabilities if
-                `return_logprob` requested them.
+            html: path of a file to which the same is also written as an HTML page. The page shows
+                probabilities of tokens, if the program used `return_logprob`.
         """
         executor = self.stream_executor
         with executor.family.lock:
@@ -170,11 +173,12 @@ class _State:
     def text_async_iter(
         self, var_name: Key | None = None, return_meta_data: bool = False
     ) -> AsyncTextIterator:
-        """Yield pieces of the text, or of a variable, for `async for`.
+        """Return an async iterator over pieces of the text, or of a variable's text.
 
         Args:
             var_name: the variable; None for the whole text.
-            return_meta_data: yield pairs of piece and meta information; None for the whole text.
+            return_meta_data: yield pairs of a piece and its meta information, which is None for
+                pieces of the whole text.
         """
         executor = self.stream_executor
         if var_name is None:
@@ -244,7 +248,7 @@ def _parser(kind: type[Any]) -> Any:
 
 
 class ProgramState(_State):
-    """The state of a program that is a plain function; reads wait."""
+    """The state of a program that is a plain function; its reads block until the value is there."""
 
     # ---- variables ----
 
@@ -253,7 +257,10 @@ class ProgramState(_State):
     @overload
     def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: Key) -> Any:
-        """Wait for a variable; a name gives its text, the generation itself its typed value.
+        """Wait for a variable and return its value.
+
+        A name gives the variable's text; the generation (the result of `gen`) gives its typed
+        value.
 
         Raises:
             ProgramError: the variable was not set; this error is also a `KeyError`.
@@ -263,7 +270,7 @@ class ProgramState(_State):
         return self.get_var(name)
 
     def get_var(self, name: str) -> Any:
-        """See `__getitem__`."""
+        """Wait for a variable and return its value; the same as `state[name]`."""
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(name))
         return executor.take(name)
@@ -275,21 +282,23 @@ class ProgramState(_State):
     @overload
     def value(self, name: str) -> Any: ...
     def value(self, name: Key, kind: type[Any] | None = None) -> Any:
-        """Return the variable as the type of its `gen`, or as `kind`; a list with n > 1.
+        """Wait for a variable and return it as a value of its `gen`'s type, or of the type `kind`.
+
+        With `n` above 1 the result is a list.
 
         Raises:
-            ProgramError: it was not set.
-            ValueError: its text does not have that type, for example because `max_tokens` cut it.
+            ProgramError: the variable was not set.
+            ValueError: its text does not have this type, for example because `max_tokens` cut it.
         """
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(_name_of(name)))
         return self._value(name, kind)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """The back end's meta information of a variable; None for an unknown one.
+        """Return the back end's meta information about a variable; None for an unknown variable.
 
         Raises:
-            TimeoutError: not available after `timeout` seconds.
+            TimeoutError: the variable was not set within `timeout` seconds.
         """
         executor = self.stream_executor
         executor.family.wait(executor.when_settled(name), timeout)
@@ -298,31 +307,34 @@ class ProgramState(_State):
     # ---- the whole ----
 
     def sync(self) -> None:
-        """Wait until everything appended is executed."""
+        """Wait until all appended expressions have been executed."""
         executor = self.stream_executor
         executor.family.wait(executor.when_idle())
 
     def text(self) -> str:
-        """The whole text with its markup; after an error the text so far."""
+        """Wait for the program and return its whole text with role markup.
+
+        After an error it returns the text so far.
+        """
         self.sync()
         return self._text()
 
     def messages(self) -> list[dict[str, Any]]:
-        """The closed turns, as OpenAI's API writes them."""
+        """Wait for the program and return its turns as messages in OpenAI's format."""
         self.sync()
         return self._messages()
 
     def error(self) -> BaseException | None:
-        """The first error of the program, or None."""
+        """Wait for the program and return its first error, or None."""
         self.sync()
         return self._error()
 
     def to_dict(self) -> dict[str, Any]:
-        """Wait for the program and return its results, ready to be written as JSON.
+        """Wait for the program and return its results as a dictionary.
 
         Returns:
-            `function`, `text`, `messages`, `variables`, `meta_info`, `usage`, and `error`, a text
-            or None. Variables that were set to objects are returned as these objects.
+            `function`, `text`, `messages`, `variables`, `meta_info`, `usage`, and `error` (a text
+            or None). All of it can be written as JSON, unless variables were set to other objects.
         """
         self.sync()
         return self._record()
@@ -332,7 +344,7 @@ class ProgramState(_State):
         """The value that the program's function returned; waits until the function has returned.
 
         Raises:
-            BaseException: what the function raised.
+            BaseException: the exception that the function raised.
         """
         family = self.stream_executor.family
         family.wait(lambda: family.body_done)
@@ -341,7 +353,10 @@ class ProgramState(_State):
         return family.ret_value
 
     def text_iter(self, var_name: Key | None = None) -> TextIterator:
-        """Yield pieces of the text or of a variable, for `for`; one piece without `stream`."""
+        """Return an iterator over pieces of the text, or of a variable's text.
+
+        If the program was not run with `stream`, there is only one piece.
+        """
         executor = self.stream_executor
         if var_name is None:
             return TextIterator(TextReader(executor))
@@ -352,7 +367,9 @@ class ProgramState(_State):
     def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None
     ) -> ProgramStateGroup:
-        """Create children that continue independently; waits until everything appended is executed.
+        """Create `size` children that continue independently from this state.
+
+        It first waits until all appended expressions have been executed.
 
         Raises:
             ProgramError: the program has failed.
@@ -363,7 +380,11 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """Return a `with` block with one child; each of its variables becomes a list of one."""
+        """Return a context manager with one child, whose variables are copied at its end.
+
+        As with `fork` and `join`, each of the child's variables becomes a list, here with one
+        value.
+        """
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -372,7 +393,7 @@ class ProgramState(_State):
 
     @property
     def aio(self) -> AsyncProgramState:
-        """The same program with awaitable reads."""
+        """Return a state of the same program whose reads are awaited."""
         return AsyncProgramState(self.stream_executor)
 
     def __repr__(self) -> str:
@@ -380,7 +401,7 @@ class ProgramState(_State):
 
 
 class _Reading(Generic[T]):
-    """The awaitable of `state["x"]`."""
+    """The awaitable that `state["x"]` returns."""
 
     __slots__ = ("_key", "_state")
 
@@ -393,14 +414,18 @@ class _Reading(Generic[T]):
 
 
 class AsyncProgramState(_State):
-    """The state of a program that is `async def`; reads are awaited."""
+    """The state of a program that is an `async def` function; its reads are awaited."""
 
     @overload
     def __getitem__(self, name: ir.SglGen[T]) -> _Reading[T]: ...
     @overload
     def __getitem__(self, name: str) -> _Reading[Any]: ...
     def __getitem__(self, name: Key) -> Any:
-        """Await a variable; a name gives its text, the generation itself its typed value."""
+        """Return an awaitable of a variable's value.
+
+        A name gives the variable's text; the generation (the result of `gen`) gives its typed
+        value.
+        """
         return _Reading(self, name)
 
     async def _read(self, key: Key) -> Any:

@@ -1,4 +1,4 @@
-"""Splits a program's expressions into steps, which are executed one by one."""
+"""Splits an expression of a program into steps, which are executed one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ Step = tuple[ir.SglExpr, str | None]
 
 
 def steps_of(expression: ir.SglExpr) -> list[Step]:
-    """Return the parts in order; a `separate_reasoning` marks its generation."""
+    """Return the single expressions of `expression` in order, each with a reasoning parser's name.
+
+    The name is None, except for a generation inside of `separate_reasoning`.
+    """
     parts = list(expression.parts())
     marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
     if not marks:

@@ -1,7 +1,7 @@
-"""Reads a program's text and variables as they arrive. Each reader begins at the start.
+"""Readers of a program's text or of a variable while it is generated.
 
-A reader that is closed early ends its program, unless another reader is still reading. The server
-then need not generate text that stays unread.
+Each reader begins at the start of the text. If the last reader is closed before the end, its
+program is cancelled, so that the server does not generate text that stays unread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.variables import VariableStream
 
 
 class _Reader:
-    """Yields the text that is new since the last read."""
+    """The base of readers, which return the text that is new since the last read."""
 
     def __init__(self, executor: StreamExecutor) -> None:
         self._executor = executor
@@ -29,7 +29,7 @@ class _Reader:
             self._executor.add_reader()
 
     def leave(self) -> None:
-        """Stop reading; before the end of the text this may cancel the program."""
+        """Stop reading; the last reader cancels the program, unless its text is complete."""
         if self._is_open:
             self._is_open = False
             has_left = not self._has_ended and self._executor.stream
@@ -37,7 +37,7 @@ class _Reader:
             self._executor.drop_reader(has_left=has_left)
 
     def leave_later(self) -> None:
-        """Leave from the garbage collector, which may run while any lock is held."""
+        """Schedule `leave`; for the garbage collector, which may run while any lock is held."""
         if self._is_open:
             core().start_soon(self.leave)
 
@@ -48,8 +48,8 @@ class _Reader:
         """Return the next piece.
 
         Raises:
-            StopIteration: at the end.
-            ProgramError: the program failed; raised after the text that it generated.
+            StopIteration: the text has ended.
+            ProgramError: the program failed; it is raised after all text so far was returned.
         """
         raise NotImplementedError
 
@@ -65,10 +65,10 @@ class _Reader:
 
 
 class TextReader(_Reader):
-    """Reads the whole text."""
+    """Reads the whole text of a program."""
 
     def __init__(self, executor: StreamExecutor, *, with_meta: bool = False) -> None:
-        """With `with_meta` the pieces are pairs of text and None."""
+        """Begin at the start of the text; with `with_meta` pieces are pairs of text and None."""
         super().__init__(executor)
         self._with_meta = with_meta
 
@@ -89,10 +89,13 @@ class TextReader(_Reader):
 
 
 class VariableReader(_Reader):
-    """Reads one variable, in the pieces that the back end yielded."""
+    """Reads the text of one variable, in the pieces that the back end yielded."""
 
     def __init__(self, executor: StreamExecutor, name: str, *, with_meta: bool = False) -> None:
-        """Read `name`; with `with_meta` the pieces are pairs of text and meta information."""
+        """Begin at the start of the variable `name`.
+
+        With `with_meta` the pieces are pairs of text and meta information.
+        """
         super().__init__(executor)
         self._name = name
         self._with_meta = with_meta
@@ -139,7 +142,7 @@ class VariableReader(_Reader):
 
 
 class TextIterator:
-    """Pieces of text for a `for` loop; `close()` stops early, as leaving the loop does."""
+    """An iterator over pieces of text for a `for` loop; `close()` or leaving the loop stops it."""
 
     def __init__(self, reader: _Reader) -> None:
         """Read from `reader`."""
@@ -154,7 +157,7 @@ class TextIterator:
         try:
             reader._executor.family.wait(reader.is_ready)
         except BaseException:
-            # Ctrl-C.
+            # The wait was interrupted, for example by Ctrl-C.
             reader.leave()
             raise
         with reader._executor.family.lock:
@@ -169,7 +172,7 @@ class TextIterator:
 
 
 class AsyncTextIterator:
-    """Pieces of text for an `async for` loop of any event loop."""
+    """An iterator over pieces of text for `async for` in any event loop."""
 
     def __init__(self, reader: _Reader) -> None:
         """Read from `reader`."""

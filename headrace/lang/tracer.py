@@ -1,4 +1,7 @@
-"""Runs a program with placeholders for its arguments and records what it appends, unsent."""
+"""Runs a program without sending requests, and records the expressions that it appends.
+
+Arguments without a value are replaced by placeholders.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ _scope: ContextVar[TracerState | None] = ContextVar("headrace_tracing", default=
 
 
 def current() -> TracerState | None:
-    """Return the trace that the caller is running in."""
+    """Return the trace in which the caller runs, or None."""
     return _scope.get()
 
 
 class StopTracing(Exception):
-    """Raised when the body reads a value that a trace does not have."""
+    """Ends a trace, because the program's function needs a value that the trace does not have."""
 
 
 class SglArgument(ir.SglExpr):
-    """An argument whose value is unknown in the trace."""
+    """A placeholder for an argument or variable whose value is unknown in the trace."""
 
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Create the placeholder of the argument `name`."""
+        """Create the placeholder for the name."""
         self.name = name
 
     def _unknown(self, *_: object) -> NoReturn:
@@ -60,10 +63,10 @@ class SglArgument(ir.SglExpr):
 
 
 class Node:
-    """An appended expression, linked to the one before it."""
+    """An expression that a traced program appended, linked to the expression before it."""
 
     def __init__(self, node_id: int, expression: ir.SglExpr, previous: Node | None, pid: str):
-        """Follow `previous`."""
+        """Store the expression and the node before it."""
         self.node_id = node_id
         self.expression = expression
         self.prev_node = previous
@@ -73,7 +76,7 @@ class Node:
         return f"%{self.node_id} = {self.expression!r}"
 
     def print_graph_dfs(self) -> str:
-        """The chain of nodes up to this one, one line each."""
+        """Return the chain of nodes up to this one as text, one line each."""
         chain: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -87,20 +90,20 @@ class Node:
 
 
 class TracerState:
-    """Stands in for a state while a program is traced.
+    """Takes the place of a program's state while the program is traced.
 
     Attributes:
         nodes: the appended expressions.
         last_node: the last node, or the parent's last node if there is none.
-        variables: symbols by name.
-        child_states: children of `fork`, and other programs that the body calls.
-        ret_value: what the body returned.
+        variables: placeholders of variables by name.
+        child_states: states of children of `fork`, and of other programs that the function calls.
+        ret_value: the value that the function returned.
     """
 
     def __init__(
         self, template: ChatTemplate, parent: TracerState | None = None, pid: str | None = None
     ) -> None:
-        """Begin after `parent`."""
+        """Begin without nodes; a child continues after the last node of its parent."""
         self.pid = pid or uuid.uuid4().hex
         self.chat_template = template
         self.nodes: list[Node] = []
@@ -113,7 +116,7 @@ class TracerState:
         self._ids: itertools.count[int] = parent._ids if parent else itertools.count()
 
     def flatten_nodes(self) -> list[Node]:
-        """Return all nodes; the children's come after the state's own."""
+        """Return all nodes: those of this state, then those of its children."""
         found = list(self.nodes)
         for child in self.child_states:
             found.extend(child.flatten_nodes())
@@ -191,7 +194,7 @@ class TracerState:
     def trace_child(
         self, function: SglFunction[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Trace another program that the body calls."""
+        """Trace another program that the traced function calls, and return its state."""
         child = TracerState(self.chat_template)
         self.child_states.append(child)
         _run(function, child, args, kwargs)
@@ -263,7 +266,7 @@ def _template(backend: Any) -> ChatTemplate:
 def trace(
     function: SglFunction[..., Any], arguments: Mapping[str, Any], backend: Any
 ) -> TracerState:
-    """Trace `function`; missing arguments become symbols."""
+    """Trace a program and return its trace; missing arguments become placeholders."""
     state = TracerState(_template(backend))
     token = _scope.set(state)
     try:
@@ -276,16 +279,16 @@ def trace(
 def constant_prefix(
     function: SglFunction[..., Any], arguments: Mapping[str, Any], backend: BaseBackend
 ) -> str:
-    """Return the constant text that the program begins with.
+    """Return the constant text with which a program begins.
 
-    If the body raises, the exception is ignored, and only the text before it counts.
+    If the function raises an exception, it is ignored, and only the text before it counts.
     """
     state = TracerState(_template(backend))
     token = _scope.set(state)
     try:
         _run(function, state, (), arguments)
     except Exception:
-        # A body may raise anything because of a symbol; the nodes before it are valid.
+        # The function may raise any exception because of a placeholder; earlier nodes are valid.
         pass
     finally:
         _scope.reset(token)

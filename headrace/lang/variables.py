@@ -1,4 +1,4 @@
-"""A program's variables: set, expected or streaming."""
+"""The variables of a program: those that are set, and those that queued expressions will set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class VariableStream:
-    """The text of a generation as it arrives; every reader starts at its beginning.
+    """The text of a generation while it arrives; every reader starts at its beginning.
 
     Attributes:
         text: the text so far.
@@ -18,26 +18,26 @@ class VariableStream:
     __slots__ = ("chunks", "is_done", "text")
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Begin without text."""
         self.text = ""
         self.chunks: list[tuple[int, Any]] = []
         self.is_done = False
 
     def add(self, delta: str, meta: Any) -> None:
-        """Append a piece."""
+        """Append a piece of text with its meta information."""
         self.text += delta
         self.chunks.append((len(self.text), meta))
 
 
 class Variables:
-    """Values by name.
+    """The variables of one program, by name.
 
     Attributes:
-        values: values that are set.
-        metas: the back end's meta information.
-        parsers: functions that turn a text into its typed value.
-        streams: the latest stream of each name.
-        abandoned: names that would have been set again when the program failed.
+        values: values of the variables that are set.
+        metas: the back end's meta information about each variable.
+        parsers: functions that convert a variable's text to its typed value.
+        streams: the latest stream of each variable.
+        abandoned: names that queued expressions should have set when the program failed.
     """
 
     __slots__ = ("_expected", "abandoned", "metas", "parsers", "streams", "values")
@@ -52,7 +52,7 @@ class Variables:
         self._expected: dict[str, int] = {}
 
     def expect(self, name: str) -> None:
-        """A queued expression will set `name`."""
+        """Note that a queued expression will set `name`."""
         self._expected[name] = self._expected.get(name, 0) + 1
 
     def is_expected(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class Variables:
         meta: Any = None,
         parse: Callable[[str], Any] | None = None,
     ) -> None:
-        """Set `name`, as a queued expression announced."""
+        """Set a variable that `expect` announced."""
         left = self._expected.get(name, 0) - 1
         if left > 0:
             self._expected[name] = left
@@ -81,16 +81,16 @@ class Variables:
             self.parsers[name] = parse
 
     def begin_stream(self, name: str, stream: VariableStream) -> None:
-        """Begin a stream of `name`."""
+        """Store the stream whose text will become the value of `name`."""
         self.streams[name] = stream
 
     def abandon(self) -> None:
-        """Note that the program failed, so that expected variables are never set."""
+        """Note that the program has failed, so that expected variables will never be set."""
         self.abandoned.update(self._expected)
         self._expected.clear()
 
     def copy(self) -> Variables:
-        """Copy the containers; the values are shared."""
+        """Return a copy with its own dictionaries; the values in them are shared."""
         copied = Variables()
         copied.values = dict(self.values)
         copied.metas = dict(self.metas)
@@ -107,21 +107,21 @@ class Split(NamedTuple):
 
 
 class Splitter:
-    """Splits the reasoning off a generation, whole or in pieces."""
+    """Separates the reasoning from the answer of a generation, as a whole or in pieces."""
 
     __slots__ = ("_model_type", "_parser", "_prompt_tail")
 
     def __init__(self, model_type: str, prompt_tail: str) -> None:
-        """Find the parser.
+        """Create the reasoning parser.
 
         Args:
-            model_type: name of the parser, `qwen3` for example.
-            prompt_tail: the open turn's text, which may have opened the reasoning already.
+            model_type: name of the parser, such as `qwen3`.
+            prompt_tail: the text of the open turn, which may have opened the reasoning already.
 
         Raises:
-            ValueError: no such parser; the message lists the known ones.
+            ValueError: no parser has this name; the message lists the known ones.
         """
-        # The server's parsers; they need no torch.
+        # These are the server's parsers. The module does not import torch.
         from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 
         kind = REASONING_PARSERS.load(model_type)
@@ -131,19 +131,19 @@ class Splitter:
         self._parser = kind(prompt_is_open=is_open)
 
     def fresh(self) -> Splitter:
-        """A new splitter with the same settings."""
+        """Return a new splitter with the same settings."""
         return Splitter(self._model_type, self._prompt_tail)
 
     def feed(self, text: str) -> Split:
-        """Add more output and return the new reasoning and answer in it."""
+        """Add a piece of output, and return the new reasoning and the new answer text in it."""
         return _joined(self._parser.feed(text))
 
     def finish(self) -> Split:
-        """Return the output that was held back."""
+        """End the output, and return the text that was held back."""
         return _joined(self._parser.finish())
 
     def whole(self, text: str) -> Split:
-        """Split a whole output."""
+        """Split a whole output into reasoning and answer."""
         return _joined([self.feed(text), self.finish()])
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition from any thread and from any event loop, without polling."""
+"""Lets threads and coroutines of any event loop wait for a condition, without polling."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from headrace.lang.core_loop import core
 
-# The longest time until Ctrl-C is noticed. A signal may arrive after Python has checked for one and
-# before the thread sleeps; it is then seen only when the thread wakes.
+# The longest time in seconds until Ctrl-C is noticed. If a signal arrives after Python has checked
+# for signals and before the thread sleeps, it is noticed only when the thread wakes.
 _SIGNALS_S = 0.5
 
 
@@ -25,10 +25,12 @@ class _Waiter:
 
 
 class Waiters:
-    """The waiting callers and their conditions. Code that changes the state calls `notify`.
+    """The callers that wait for conditions on a shared state.
+
+    Code that changes the state holds the lock and then calls `notify`.
 
     Attributes:
-        lock: held while anything changes, and while a condition is evaluated.
+        lock: held while the state changes, and while a condition is evaluated.
     """
 
     __slots__ = ("_waiters", "lock")
@@ -39,7 +41,7 @@ class Waiters:
         self._waiters: list[_Waiter] = []
 
     def notify(self) -> None:
-        """Wake the waiters whose condition holds; the caller holds the lock."""
+        """Wake the waiting callers whose condition holds now; the caller must hold the lock."""
         if not self._waiters:
             return
         met = [waiter for waiter in self._waiters if waiter.is_met()]
@@ -48,7 +50,10 @@ class Waiters:
             waiter.wake()
 
     def call_when(self, is_met: Callable[[], bool], callback: Callable[[], None]) -> None:
-        """Call `callback` once `is_met` holds; it runs under the lock, in the notifying thread."""
+        """Call `callback` as soon as `is_met` returns true.
+
+        It is called with the lock held, in the thread that calls `notify`.
+        """
         with self.lock:
             if is_met():
                 callback()
@@ -56,11 +61,11 @@ class Waiters:
                 self._waiters.append(_Waiter(is_met, callback))
 
     def wait(self, is_met: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Block until `is_met`, which is called under the lock.
+        """Block until `is_met`, which is called with the lock held, returns true.
 
         Raises:
-            RuntimeError: called on the core's own thread.
-            TimeoutError: the condition did not hold in time.
+            RuntimeError: the caller runs on the thread of the frontend's event loop.
+            TimeoutError: the condition did not hold within `timeout_s` seconds.
         """
         with self.lock:
             if is_met():
@@ -78,7 +83,7 @@ class Waiters:
             self._forget(waiter)
 
     def about_to_block(self) -> None:
-        """Called by a thread before it blocks."""
+        """Do nothing; subclasses override this method, which a thread calls before it blocks."""
 
     async def wait_async(self, is_met: Callable[[], bool]) -> None:
         """Wait as `wait` does, as a coroutine of any event loop."""
@@ -93,7 +98,7 @@ class Waiters:
                     done.set_result(None)
 
             def wake() -> None:
-                # The loop may have been closed while a coroutine waits in it.
+                # The event loop of a waiting coroutine may have been closed meanwhile.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(resolve)
 
@@ -110,7 +115,10 @@ class Waiters:
 
 
 def _acquired(gate: threading.Lock, timeout_s: float | None) -> bool:
-    """Wait for `gate`, checking for signals at intervals in the thread that handles them."""
+    """Acquire `gate` and return whether it was acquired in time.
+
+    The thread that handles signals wakes at intervals, to check for signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         return gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s

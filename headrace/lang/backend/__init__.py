@@ -1,1 +1,1 @@
-"""Back ends, which run a program's generations: one file each."""
+"""The back ends of the frontend language, which run the requests of programs; one file each."""

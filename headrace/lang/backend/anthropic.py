@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, over plain HTTP: no package is needed."""
+"""A back end for Anthropic's Messages API; it sends HTTP requests without Anthropic's package."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FINISH = {"max_tokens": "length", "tool_use": "stop", "end_turn": "stop"}
 
 
 class Anthropic(AsyncBackend):
-    """A Claude model.
+    """A back end that runs programs on a model of Anthropic's API.
 
-    Several system turns are joined in order, because the API takes one system text. A JSON schema
-    or a `select` becomes a tool, whose arguments carry the answer.
+    Several system turns are joined in order, because the API takes one system text. For a JSON
+    schema or a `select`, the request has a tool, and the arguments of its call are the answer.
     """
 
     def __init__(
@@ -47,13 +47,14 @@ class Anthropic(AsyncBackend):
         Args:
             model_name: the model's name in the API.
             api_key: defaults to `ANTHROPIC_API_KEY` of the environment.
-            base_url: without `/v1`; defaults to `ANTHROPIC_BASE_URL`, else to Anthropic's own.
-            timeout: longest silence of the server, in seconds.
-            max_retries: further tries after an error that may be temporary.
-            default_headers: sent with every request.
+            base_url: URL of the API without `/v1`; defaults to `ANTHROPIC_BASE_URL` of the
+                environment, or else to Anthropic's.
+            timeout: the longest time in seconds in which the server may send nothing.
+            max_retries: how often a request is sent again after an error that may be temporary.
+            default_headers: headers of every request.
 
         Raises:
-            ValueError: there is no key.
+            ValueError: no key is given, and the environment has none.
         """
         super().__init__()
         key = api_key or os.environ.get("ANTHROPIC_API_KEY")
@@ -107,7 +108,7 @@ class Anthropic(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """Select by a tool whose argument must be one of `choices`."""
+        """Let the model choose by calling a tool whose argument must be one of `choices`."""
         body = self._request(choice_messages(s, choices, "Anthropic"), 1024)
         body.update(_tool(choice_schema(choices)), temperature=temperature)
         answer = await self._http.post(_PATH, body)
@@ -121,7 +122,8 @@ class Anthropic(AsyncBackend):
 
     def _body(self, s: Prompt, params: SglSamplingParams) -> dict[str, Any]:
         self._unsupported.check(params)
-        # The model continues an open turn. The API refuses white space at the end of that turn.
+        # The model continues the open turn of the assistant; the API refuses white space at its
+        # end.
         begun = open_text(s, "Anthropic").rstrip()
         messages = list(s.messages_)
         if begun:
@@ -185,7 +187,7 @@ def _wire_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(answer: Mapping[str, Any]) -> str:
-    """Return the text of an answer, or the arguments of its tool call."""
+    """Return the text of an answer, or the arguments of its tool call as JSON text."""
     text = ""
     for block in answer["content"]:
         if block["type"] == "text":

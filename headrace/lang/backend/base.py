@@ -1,25 +1,26 @@
 """The base classes of back ends; users subclass one, with plain functions or with coroutines.
 
-The frontend calls only the coroutines, on its own loop, one at a time for each program:
+The frontend calls only the coroutines, on its own event loop, one at a time for each program:
 
 | coroutine | plain function that it calls unless overridden | for |
 |---|---|---|
 | `async_generate` | `generate` | a generation |
 | `async_generate_stream` | `generate_stream` | a generation of a program that streams |
 | `async_select` | `select` | a decision between texts |
-| `async_cache_prefix` | `cache_prefix` | a text that several requests will begin with |
-| `async_fill_turn` | `fill_turn` | a whole turn of constants and generations, as one call |
-| `async_flush_cache` | `flush_cache` | the module function |
-| `async_get_server_info` | `get_server_info` | the module function |
+| `async_cache_prefix` | `cache_prefix` | caching a text with which several requests will begin |
+| `async_fill_turn` | `fill_turn` | a whole turn of constants and generations, in one request |
+| `async_flush_cache` | `flush_cache` | the function `headrace.flush_cache` |
+| `async_get_server_info` | `get_server_info` | the function `headrace.get_server_info` |
 
-A plain function runs in a thread, so it may block; a coroutine may not. A subclass overrides one
-form of each. Cancelling a coroutine (a program is cancelled, a stream is closed early) must abort
-the request. A plain function cannot be interrupted; its result is dropped.
+A plain function runs in a thread, so it may block; a coroutine may not block. A subclass overrides
+either the coroutine or the plain function. If a coroutine is cancelled (because a program is
+cancelled, or a stream is closed early), it must abort its request. A plain function cannot be
+interrupted; its result is dropped.
 
 A back end that wraps another one (to record, to replay, to count) overrides the coroutines and
-passes their arguments on. Everything that a request depends on is in `Prompt` and in the sampling
-parameters; everything that it produced is in the (text, meta) that is returned. For time lines the
-frontend keeps the `events` of each program: see `headrace.lang.events`.
+passes their arguments on. `Prompt` and the sampling parameters contain everything on which a
+request depends. The returned pair (text, meta) contains everything that the request produced. The
+frontend itself records the times of a program's steps: see `headrace.lang.events`.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ Message = dict[str, Any]
 
 
 class Prompt(Protocol):
-    """The part of a program that a back end reads; `StreamExecutor` implements it.
+    """The part of a program that a back end reads; `StreamExecutor` implements this protocol.
 
     It does not change while the back end works on a request of this program.
 
     Attributes:
-        sid: identifies the program, or the child that `fork` made.
-        text_: the whole text so far with its markup; a generation continues it.
-        messages_: the turns that are closed. A back end must not change the list.
+        sid: an id of the program, or of the child that `fork` made.
+        text_: the whole text so far with role markup; a generation continues this text.
+        messages_: the turns that have ended, as messages. A back end must not change this list.
         cur_role: role of the open turn, or None.
-        cur_role_begin_pos: where in `text_` the open turn's own text begins.
+        cur_role_begin_pos: offset in `text_` at which the content of the open turn begins.
         images_: all images and videos, in order of appearance in `text_`.
         cur_images: the images and videos of the open turn.
         num_api_spec_tokens: the argument of the decorator `@function`, or None.
-        stream: whether the program streams.
+        stream: whether the program was run with `stream`.
     """
 
     sid: str
@@ -75,22 +76,27 @@ class Prompt(Protocol):
 
 
 class TurnPart(Protocol):
-    """A part of a turn to fill: a constant with `text`, or a generation with `sampling_params`."""
+    """A part of a turn that one request fills.
+
+    It is either a constant, with `text`, or a generation, with `sampling_params`.
+    """
 
     text: str | None
     sampling_params: SglSamplingParams | None
 
 
 class BaseBackend:
-    """Runs the generations of programs. The base class runs none, which is enough for tracing.
+    """The base class of back ends, which run the requests of programs.
+
+    The base class itself cannot generate; it is enough for tracing a program.
 
     Attributes:
         support_concate_and_append: whether texts can be joined by concatenating their KV cache.
-        support_api_speculation: whether `async_fill_turn` works: with `num_api_spec_tokens` the
-            parts of a turn are collected and filled when the turn ends.
+        support_api_speculation: whether `async_fill_turn` works. Then, with `num_api_spec_tokens`,
+            the parts of a turn are collected and generated by one request when the turn ends.
         caches_prefixes: whether `async_cache_prefix` makes later requests cheaper; if not, the
             frontend does not call it.
-        chat_template: the markup of turns.
+        chat_template: the texts before and after the turns of each role.
     """
 
     support_concate_and_append = False
@@ -98,46 +104,49 @@ class BaseBackend:
     caches_prefixes = False
 
     def __init__(self) -> None:
-        """Start with the generic template, which has no markup of a certain model."""
+        """Set the generic chat template, whose markup belongs to no particular model."""
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     # ---- what it is ----
 
     def get_model_name(self) -> str:
-        """The model's name or path.
+        """Return the model's name or path.
 
         Raises:
-            NotImplementedError: this back end does not know its model.
+            NotImplementedError: this back end does not know the name of its model.
         """
         raise NotImplementedError(f"{type(self).__name__} does not name its model.")
 
     def get_chat_template(self) -> ChatTemplate:
-        """The markup of turns; called once by each program."""
+        """Return the texts before and after the turns of each role; each program calls it once."""
         return self.chat_template
 
     def shutdown(self) -> None:
-        """Release the back end's resources."""
+        """Release the resources of the back end, such as connections."""
 
     # ---- plain functions: override these, or the coroutines below ----
 
     def generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
-        """Continue `s.text_` (or answer `s.messages_`).
+        """Run one generation, which continues `s.text_` (or answers `s.messages_`).
 
         Args:
             s: the program.
-            sampling_params: all parameters, the program's defaults included; `stop` already
-                contains the chat template's stop strings.
+            sampling_params: all sampling parameters, including the program's defaults; `stop`
+                already contains the chat template's stop strings.
 
         Returns:
-            The text and its `Meta`; with `n` above 1 a list of texts, of which the first continues
-            the program.
+            The generated text and its `Meta`; with `n` above 1 a list of texts, of which the first
+            continues the program.
         """
         raise NotImplementedError(self._cannot("generate"))
 
     def generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, Meta]]:
-        """Generate as `generate` does, but yield pieces: new text, and meta information so far."""
+        """Run one generation as `generate` does, and yield pieces as they arrive.
+
+        Each piece is new text, and the meta information so far.
+        """
         raise NotImplementedError(self._cannot("stream"))
 
     def select(
@@ -147,13 +156,13 @@ class BaseBackend:
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """Decide which of `choices` continues `s.text_`."""
+        """Decide which of `choices` continues `s.text_`, by the given method if possible."""
         raise NotImplementedError(self._cannot("select"))
 
     def fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        """Fill a turn's generations by one call.
+        """Run all generations of a turn by one request.
 
-        `parts` follow `s.text_[s.cur_role_begin_pos:]`, which is empty.
+        The turn consists of `parts` only: its content so far is empty.
 
         Returns:
             One `Generated` for each part that is a generation, in order.
@@ -161,28 +170,34 @@ class BaseBackend:
         raise NotImplementedError(self._cannot("fill a turn with one call"))
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Make requests that begin with `prefix_str` cheaper."""
+        """Cache `prefix_str`, so that requests that begin with it are cheaper."""
 
     def flush_cache(self) -> bool:
-        """Clear the cache; returns whether it was cleared."""
+        """Clear the server's prefix cache, and return whether it was cleared."""
         return False
 
     def get_server_info(self) -> dict[str, Any] | None:
-        """What the server reports about itself."""
+        """Return the server's report about itself, or None."""
         return None
 
     # ---- steps of a program, for back ends with state of their own ----
 
     def begin_program(self, s: Prompt) -> None:
-        """Called when a program begins. Must not block."""
+        """Do nothing; the frontend calls it when a program begins. It must not block."""
 
     def end_program(self, s: Prompt) -> None:
-        """Called when a program's body has returned and its steps are done. Must not block."""
+        """Do nothing; the frontend calls it when a program and all its steps are done.
+
+        It must not block.
+        """
 
     def fork_program(
         self, src: Prompt, dst: Prompt, position_ids_offset: list[int] | None = None
     ) -> None:
-        """`dst` begins as a copy of `src`; must not block."""
+        """Do nothing; the frontend calls it when `dst` begins as a copy of `src`.
+
+        It must not block.
+        """
 
     def uncache_prefix(self, rid: str) -> None:
         """Do nothing; kept for programs that call it."""
@@ -199,7 +214,7 @@ class BaseBackend:
         self.commit_lazy_operations(s)
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        """Join texts by concatenating their KV cache."""
+        """Append the texts of programs to another one by concatenating their KV cache."""
         raise NotImplementedError(self._cannot("join texts by their keys and values"))
 
     # ---- coroutines: what the frontend calls ----
@@ -211,7 +226,7 @@ class BaseBackend:
     async def async_generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> AsyncGenerator[tuple[str, Meta], None]:
-        """See `generate_stream`; closing it early must abort the request."""
+        """See `generate_stream`; closing the generator early must abort the request."""
         threads = core().threads
         pieces = iter(self.generate_stream(s, sampling_params))
         try:
@@ -259,7 +274,10 @@ class BaseBackend:
 
 
 class AsyncBackend(BaseBackend):
-    """A back end that is written as coroutines. Its plain functions wait for the coroutines."""
+    """The base class of back ends that are written as coroutines.
+
+    Its plain functions call the coroutines and wait for them.
+    """
 
     def generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
         return core().call(self.async_generate(s, sampling_params))
@@ -301,7 +319,7 @@ class AsyncBackend(BaseBackend):
     async def async_generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> AsyncGenerator[tuple[str, Meta], None]:
-        """Yield one piece from `async_generate`; a subclass may override this."""
+        """Yield the whole result of `async_generate` as one piece; a subclass may override this."""
         text, meta = await self.async_generate(s, sampling_params)
         yield (text if isinstance(text, str) else text[0]), meta
 

@@ -11,10 +11,10 @@ from headrace.lang.global_config import global_config
 
 
 def need_backend(given: Any = None) -> BaseBackend:
-    """The back end to use; a `Runtime` stands for its endpoint.
+    """Return the given back end, or else the default; for a `Runtime`, return its endpoint.
 
     Raises:
-        RuntimeError: none was given and there is no default.
+        RuntimeError: no back end was given, and there is no default.
     """
     found = find_backend(given)
     if found is None:
@@ -26,16 +26,18 @@ def need_backend(given: Any = None) -> BaseBackend:
 
 
 def find_backend(given: Any = None) -> BaseBackend | None:
-    """Return the back end to use, as `need_backend` does, or None if there is no back end."""
+    """Return the given back end, or else the default, or else None."""
     chosen = global_config.default_backend if given is None else given
     return None if chosen is None else as_backend(chosen)
 
 
 def as_backend(given: Any) -> BaseBackend:
-    """`given` as a back end: itself, the endpoint of a `Runtime`, or an offline `Engine`.
+    """Return `given` as a back end.
+
+    A `Runtime` is replaced by its endpoint, and an offline `Engine` by an `EngineBackend`.
 
     Raises:
-        TypeError: none of these.
+        TypeError: `given` has another type.
     """
     if isinstance(given, BaseBackend):
         return given

@@ -1,7 +1,7 @@
-"""`select` with plain generate calls, for servers without a route that scores choices.
+"""Runs `select` with requests to `/generate`, for servers without a route that scores choices.
 
-One call caches the prompt and a second one scores all choices after it. A method that needs
-unconditional scores takes a third call, which scores the choices alone.
+The first request caches the prompt, and the second scores all choices after it. If the method needs
+scores without the prompt, a third request scores the choices alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, Entry,
 
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
-# The window begins two tokens early: a choice may merge with the prompt's last token, and the first
-# log-probability of a window is null.
+# Log-probabilities are requested from two tokens before the prompt's end on. A choice may merge
+# with the prompt's last token, and the first log-probability that a server returns is null.
 _BOUNDARY_TOKENS = 2
 
 
 async def classic_select(
     post: Post, s: Prompt, choices: list[str], method: ChoicesSamplingMethod
 ) -> ChoicesDecision:
-    """Score `choices` as continuations of `s.text_` and let `method` decide."""
+    """Score `choices` as continuations of `s.text_`, and return the decision of `method`."""
     prompt_len = await _cache_prompt(post, s)
     scored = await post(
         "/generate",
@@ -58,7 +58,7 @@ async def classic_select(
 
 
 async def _cache_prompt(post: Post, s: Prompt) -> int:
-    """Cache the prompt; return its number of tokens, 0 for an empty prompt."""
+    """Let the server cache the prompt, and return its number of tokens (0 if it is empty)."""
     if not s.text_:
         return 0
     payload: dict[str, Any] = {"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
@@ -72,12 +72,12 @@ def own_tokens(window: Sequence[Entry], choice: str, prompt_len: int) -> list[En
     """Return the entries of the tokens that belong to the choice.
 
     Args:
-        window: entries from the last but one token of the prompt on.
-        choice: the text.
-        prompt_len: tokens of the prompt alone.
+        window: entries of all tokens from the second last token of the prompt on.
+        choice: the text of the choice.
+        prompt_len: number of tokens of the prompt alone.
 
-    The second entry is the prompt's last token unless the choice has merged with it. It has not
-    merged exactly when the texts of the later entries make up the choice.
+    The second entry is the prompt's last token, unless the choice has merged with this token. They
+    have not merged if the texts of the later entries together are the choice.
     """
     num_boundary = min(prompt_len, _BOUNDARY_TOKENS)
     rest = list(window[num_boundary:])

@@ -1,4 +1,4 @@
-"""An offline `Engine` as a back end: without HTTP, with the same answers as a server."""
+"""A back end that runs programs on an offline `Engine`, with the same answers as a server."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _KEPT_AS = "_lang_backend"
 
 
 class EngineBackend(AsyncBackend):
-    """Runs programs on an engine of this process.
+    """A back end that runs programs on an offline engine of this process.
 
-    `set_default_backend(engine)` creates one. The engine's owner must still shut it down.
+    `set_default_backend(engine)` creates this object. The program that created the engine must
+    still shut the engine down.
 
     Attributes:
         engine: the engine on which programs run.
@@ -39,14 +40,14 @@ class EngineBackend(AsyncBackend):
     caches_prefixes = True
 
     def __init__(self, engine: Engine, chat_template_name: str | None = None) -> None:
-        """Read the model's markup of turns.
+        """Store the engine, and choose the chat template.
 
         Args:
             engine: a running engine.
-            chat_template_name: the markup to use instead of the model's own.
+            chat_template_name: name of a template to use instead of the model's own.
 
         Raises:
-            KeyError: no such chat template.
+            KeyError: no template has this name.
         """
         super().__init__()
         self.engine = engine
@@ -79,7 +80,7 @@ class EngineBackend(AsyncBackend):
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
         if s.images_:
-            # Scoring does not take images.
+            # The engine's method `select` does not take images.
             return await classic_select(self._post, s, choices, choices_method)
         prompt, options = _call_arguments(select_payload(s, choices, choices_method))
         answer = await self.engine.async_select(prompt, **options)
@@ -124,9 +125,9 @@ def _choose_template(engine: Engine, name: str | None) -> ChatTemplate:
 
 
 def backend_of(engine: Engine) -> EngineBackend:
-    """Return the back end of an engine; the first call creates it and keeps it with the engine."""
+    """Return the back end of an engine; the first call creates it and stores it at the engine."""
     found = vars(engine).get(_KEPT_AS)
     if found is None:
-        # Two threads may create back ends at the same time; either is correct.
+        # Two threads may create a back end at the same time; both are usable.
         found = vars(engine)[_KEPT_AS] = EngineBackend(engine)
     return found

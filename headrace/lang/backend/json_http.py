@@ -1,4 +1,4 @@
-"""JSON over HTTP for back ends that use no vendor package: retries, streams, clear errors."""
+"""An HTTP client for back ends without a vendor's package: JSON, retries, streams and errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headrace.lang.program_errors import BackendError
 if TYPE_CHECKING:
     import httpx
 
-# Requests with these statuses are tried again: too many requests, and faults of the server. 529 is
-# Anthropic's "overloaded".
+# Requests that got these statuses are sent again: too many requests, and faults of the server. 529
+# is Anthropic's status for an overloaded server.
 _AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
 class JsonHttp:
-    """Sends requests to one API, on the frontend's loop."""
+    """Sends requests to one API, on the frontend's event loop."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class JsonHttp:
         """Store the settings; no connection is opened yet.
 
         Args:
-            base_url: prefix of every path.
-            headers: sent with every request.
-            timeout_s: longest silence of the server.
-            max_retries: further tries after an error that may be temporary.
+            base_url: URL to which the path of each request is appended.
+            headers: headers of every request.
+            timeout_s: the longest time in seconds in which the server may send nothing.
+            max_retries: how often a request is sent again after an error that may be temporary.
         """
         self._base_url = base_url.rstrip("/")
         self._headers = dict(headers)
@@ -46,7 +46,7 @@ class JsonHttp:
         self._client: httpx.AsyncClient | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request and return the answer's JSON.
+        """Send a POST request and return the JSON value of its response.
 
         Raises:
             BackendError: the server refuses, fails, or does not answer.
@@ -63,15 +63,17 @@ class JsonHttp:
     async def events(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the data of each server-sent event; closing the generator early ends the request.
+        """Send a POST request and yield the data of each server-sent event of its response.
+
+        Closing the generator early ends the request.
 
         Raises:
             BackendError: the server refuses, fails, or does not answer.
         """
         async with self._response(path, body) as response:
             rest = b""
-            # The client's line iterator is not used: it also splits at characters that JSON text
-            # may hold.
+            # httpx's line iterator is not used: it also splits at characters that JSON strings may
+            # hold.
             async for chunk in response.aiter_bytes():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -136,7 +138,7 @@ def _asked_pause_s(header: str | None, otherwise: float) -> float:
 
 
 def message_of(said: str) -> str:
-    """Return the message of a server's error, in any of the shapes that servers use."""
+    """Return the message in the body of an error response; servers use several formats."""
     try:
         error = json.loads(said)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -1,4 +1,4 @@
-"""Any provider that LiteLLM knows, through its package."""
+"""A back end for the providers that the package `litellm` supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _HONOURED = ("top_k", "frequency_penalty", "presence_penalty", "json_schema")
 
 
 class LiteLLM(AsyncBackend):
-    """A chat model behind LiteLLM; its name begins with the provider's, such as `vertex_ai/...`."""
+    """A back end that runs programs on a chat model through LiteLLM.
+
+    The model's name begins with the provider's name, as in `vertex_ai/gemini-pro`.
+    """
 
     def __init__(
         self,
@@ -44,13 +47,13 @@ class LiteLLM(AsyncBackend):
 
         Args:
             model_name: the model's name in LiteLLM.
-            chat_template: the markup in `state.text()`; by default chosen by the model's name.
-            api_key: defaults to the provider's environment variable.
-            organization: the account's organization.
-            base_url: address of the provider.
+            chat_template: role markup of `state.text()`; by default chosen by the model's name.
+            api_key: the key; defaults to the provider's environment variable.
+            organization: the organization of the account.
+            base_url: URL of the provider.
             timeout: seconds that a request may take.
-            max_retries: further tries of a request that failed.
-            default_headers: sent with every request.
+            max_retries: how often a failed request is sent again.
+            default_headers: headers of every request.
 
         Raises:
             ImportError: the package `litellm` is missing.
@@ -64,8 +67,8 @@ class LiteLLM(AsyncBackend):
             raise ImportError("The LiteLLM back end needs a package: pip install litellm") from None
         self._complete = litellm.acompletion
         self.model_name = model_name
-        # Requests carry messages. Only `state.text()` uses the markup, so an unknown name does no
-        # harm.
+        # Requests send messages, so only `state.text()` uses the markup. For an unknown model name,
+        # any markup will do.
         found = chat_template or find_chat_template(model_name)
         self.chat_template = found or get_chat_template("default")
         options = {
@@ -112,7 +115,7 @@ class LiteLLM(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,  # noqa: ARG002  # the API reports no scores
     ) -> ChoicesDecision:
-        """Select by an answer that must be one of `choices`."""
+        """Let the model choose by an answer that must be one of `choices`."""
         schema = json.dumps(choice_schema(choices))
         params = SglSamplingParams(temperature=temperature, json_schema=schema)
         answer = await self._send(choice_messages(s, choices, "LiteLLM"), params)
@@ -142,7 +145,7 @@ class LiteLLM(AsyncBackend):
                 **options,
             )
         except Exception as error:
-            # LiteLLM raises exceptions of the provider's own package.
+            # LiteLLM may raise exceptions of many classes, which are converted to `BackendError`.
             raise _said(error) from error
 
 

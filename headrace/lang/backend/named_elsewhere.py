@@ -1,4 +1,4 @@
-"""SGLang's back ends that have no class here: an error names the back end to use instead."""
+"""SGLang's back ends that are not supported; creating one raises an error that names another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headrace.lang.backend.base import BaseBackend
 
 
 class VertexAI(BaseBackend):
-    """Not a separate back end: Vertex AI speaks OpenAI's API."""
+    """Raises an error that says how to use Vertex AI through the back end `OpenAI`."""
 
     def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
-        """Say what to use.
+        """Raise an error with the arguments for `OpenAI`.
 
         Raises:
             NotImplementedError: always.
@@ -24,10 +24,10 @@ class VertexAI(BaseBackend):
 
 
 class Crusoe(BaseBackend):
-    """Not a separate back end: Crusoe speaks OpenAI's API."""
+    """Raises an error that says how to use Crusoe through the back end `OpenAI`."""
 
     def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
-        """Say what to use.
+        """Raise an error with the arguments for `OpenAI`.
 
         Raises:
             NotImplementedError: always.

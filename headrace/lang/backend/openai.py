@@ -1,4 +1,4 @@
-"""OpenAI's API, or any server that speaks it, through the `openai` package."""
+"""A back end for OpenAI's API, or any server with this API, which uses the package `openai`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headrace.lang.choices import (
 from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
-# These models accept the token limit only under its newer name.
+# Names of models that accept the token limit only under its newer name, `max_completion_tokens`.
 _REASONING_MODEL = re.compile(r"^(o\d|gpt-5)")
 _COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
 _TRIES = 3
@@ -38,7 +38,7 @@ _HONOURED = ("n", "frequency_penalty", "presence_penalty", "logit_bias", "sampli
 
 @dataclass
 class TokenUsage:
-    """Tokens of all requests of a back end."""
+    """The number of tokens of all requests of a back end."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -49,10 +49,10 @@ class TokenUsage:
 
 
 class OpenAI(AsyncBackend):
-    """A model behind OpenAI's chat or completions API.
+    """A back end that runs programs on a model of OpenAI's chat or completions API.
 
     Attributes:
-        token_usage: tokens of all requests.
+        token_usage: number of tokens of all requests so far.
     """
 
     support_api_speculation = True
@@ -70,10 +70,10 @@ class OpenAI(AsyncBackend):
 
         Args:
             model_name: the model's name in the API.
-            is_chat_model: whether requests carry messages instead of text; by default chosen by the
-                model's name.
-            chat_template: the markup in `state.text()`; defaults to `default`.
-            is_azure: whether the client is Azure's.
+            is_chat_model: whether requests send messages (chat) instead of text (completions); by
+                default chosen by the model's name.
+            chat_template: role markup of `state.text()`; by default the template `default`.
+            is_azure: whether to use Azure's client.
             *args: passed to OpenAI's client.
             **kwargs: passed to OpenAI's client: `base_url`, `api_key`, `timeout`, `max_retries`,
                 ...
@@ -147,15 +147,15 @@ class OpenAI(AsyncBackend):
                 yield quote, meta
 
     async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        """Send one request for a turn that mixes constants and generations; see `split_turn`.
+        """Run all generations of a turn by one request; see `split_turn`.
 
         Raises:
-            RuntimeError: the model's text did not follow the turn's pattern in three tries.
+            RuntimeError: in three tries, no answer contained the turn's constants in order.
         """
         gens = [part.sampling_params for part in parts if part.sampling_params is not None]
         params = gens[0].clone()
         params.max_new_tokens = s.num_api_spec_tokens
-        # Inside the turn the stops end generations, not the request.
+        # Stop strings end generations within the turn, so they must not end the request.
         params.stop, params.dtype, params.n = None, None, 1
         self._unsupported.check(params)
         text = ""
@@ -169,7 +169,7 @@ class OpenAI(AsyncBackend):
             found = split_turn(text, parts)
             if found is not None:
                 meta = self._meta(answer, answer.choices[0])
-                # The token counts belong to the one request, so they are reported once.
+                # All generations are one request, so only the first reports its token counts.
                 metas = [meta, *({"id": meta["id"]} for _ in found[1:])]
                 return list(zip(found, metas, strict=True))
         raise RuntimeError(
@@ -187,7 +187,11 @@ class OpenAI(AsyncBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """Select by an answer that must be one of `choices`; with the completions API by scores."""
+        """Let the model choose one of `choices`.
+
+        With the chat API, the answer must be one of the choices. With the completions API, the
+        choices are scored by their log-probabilities.
+        """
         if not self.is_chat_model:
             return await self._select_by_scores(s.text_, choices, choices_method)
         params = SglSamplingParams(
@@ -311,7 +315,7 @@ class OpenAI(AsyncBackend):
 
 
 def _quote(params: SglSamplingParams) -> str:
-    """Return the character around a string, for APIs without grammars."""
+    """Return the quote that surrounds a string, for APIs that cannot constrain the output."""
     return '"' if params.dtype == "str" else ""
 
 
@@ -321,7 +325,7 @@ def _closed(text: str, params: SglSamplingParams) -> str:
 
 
 def _entries_from(choice: Any, start: int) -> list[Entry]:
-    """Return the tokens of an echoed text that reach beyond its first `start` characters.
+    """Return the entries of tokens in an echoed text that end after its first `start` characters.
 
     Raises:
         BackendError: the server reported no log-probabilities of the prompt.

@@ -1,4 +1,4 @@
-"""Finds out whether a silent server still runs, with a question beside the request that waits."""
+"""Finds out whether a silent server still runs, by a small request while another one waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A generation may be silent for any time, but a running server answers a small question meanwhile.
+# Seconds of silence after which the server is asked. A generation may be silent for any time, but a
+# running server answers a small request meanwhile.
 QUIET_S = 2.0
 ANSWER_S = 4.0
 _TRIES = 2
@@ -17,7 +18,7 @@ _SHORT_S = 0.2
 
 
 class Presence:
-    """Watches one server for all requests that wait for it."""
+    """Checks that one server still runs, for all requests that wait for this server."""
 
     def __init__(
         self,
@@ -29,7 +30,8 @@ class Presence:
         """Store the settings; the server is not asked yet.
 
         Args:
-            ask: asks a question that a running server answers at once. Any answer is enough.
+            ask: function that sends a request which a running server answers at once; any answer
+                shows that the server runs.
             quiet_s: seconds of silence after which the server is asked.
             answer_s: seconds that the server has for its answer, in each of two tries.
         """
@@ -37,21 +39,21 @@ class Presence:
         self._quiet_s = quiet_s
         self._answer_s = answer_s
         self._heard_at = -quiet_s
-        # A later request learns at once that the server is gone.
+        # Once the server is gone, later requests fail without waiting again.
         self._is_gone = False
         self._asking: asyncio.Task[None] | None = None
 
     def hear(self) -> None:
-        """Note that data came from the server."""
+        """Note that the server has just sent data, so it runs."""
         self._heard_at = time.monotonic()
         self._is_gone = False
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for the server.
+        """Run a coroutine that waits for the server, and return its result.
 
         Raises:
-            TimeoutError: the server has gone; `work` is cancelled.
-            Exception: whatever `work` raises.
+            TimeoutError: the server no longer answers; `work` is cancelled.
+            Exception: an exception that `work` raised.
         """
         task = asyncio.create_task(work)
         try:
@@ -70,7 +72,8 @@ class Presence:
     async def _answered(self) -> None:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._try())
-        # Other requests wait for the same answer, so the question is not cancelled.
+        # Several requests wait for the same answer, so a cancelled one must not cancel the
+        # question.
         await asyncio.shield(self._asking)
 
     async def _try(self) -> None:

@@ -1,8 +1,8 @@
-"""`RecordingBackend` records another back end's answers; `ReplayBackend` replays the file.
+"""`RecordingBackend` records the answers of another back end, and `ReplayBackend` replays them.
 
-The file is JSON lines. The first line names the recorded model. Each further line has the inputs of
-one request, and its answer. A program that sends the same request again gets the same answer
-without a model. This serves tests, and papers whose numbers others can check.
+The record is a file of JSON lines. The first line names the model. Each further line has the inputs
+of one request, and its answer. With `ReplayBackend`, a program that sends the same requests gets
+the same answers without a model, for example in tests, or to check the numbers of a paper.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def _for_turn(s: Prompt, parts: Sequence[TurnPart]) -> Asked:
 
 
 class RecordingBackend(AsyncBackend):
-    """Forwards everything to another back end and records the answers."""
+    """A back end that passes every request to another back end, and records the answers."""
 
     def __init__(self, backend: Any, path: str | Path) -> None:
-        """Begin the file.
+        """Create the file and write its first line.
 
         Args:
-            backend: a back end, a `Runtime` or an `Engine`.
+            backend: the back end whose answers are recorded; also a `Runtime` or an `Engine`.
             path: path of the file; an existing file is replaced.
         """
         super().__init__()
@@ -102,7 +102,7 @@ class RecordingBackend(AsyncBackend):
             return None
 
     def _write(self, line: dict[str, Any]) -> None:
-        # Write whole lines, so that the file stays readable when the program is killed.
+        # Each line is written at once, so that the file stays readable if the program is killed.
         text = json.dumps(line, ensure_ascii=False, default=str)
         with self._lock:
             self._file.write(f"{text}\n")
@@ -167,31 +167,32 @@ class RecordingBackend(AsyncBackend):
         self._inner.end_program(s)
 
     def shutdown(self) -> None:
-        """Close the file; the recorded back end stays open."""
+        """Close the file; the other back end stays usable."""
         with self._lock:
             self._file.close()
 
 
 class NotRecorded(RuntimeError):
-    """The program sends a request that the record does not contain."""
+    """The program sent a request that the record does not contain, or not often enough."""
 
 
 class ReplayBackend(AsyncBackend):
-    """Returns the answers that a `RecordingBackend` recorded, in any order of programs.
+    """A back end that returns the answers that a `RecordingBackend` has recorded.
 
-    A request that was recorded several times gets its answers in the recorded order. A request that
-    has no answer left, or that the file does not contain, is an error.
+    Programs may run in another order than at the recording. If a request was recorded several
+    times, its answers are returned in the recorded order. A request without an answer that is left
+    raises `NotRecorded`.
     """
 
     def __init__(self, path: str | Path, *, repeat: bool = False) -> None:
-        """Read the file.
+        """Read the whole file.
 
         Args:
             path: path of the file.
-            repeat: after a request's last answer, start again with its first.
+            repeat: after the last answer of a request, return its first answer again.
 
         Raises:
-            ValueError: the file is not a record.
+            ValueError: the file was not written by a `RecordingBackend`.
         """
         super().__init__()
         self._path = Path(path)
@@ -221,7 +222,7 @@ class ReplayBackend(AsyncBackend):
 
     @property
     def num_left(self) -> int:
-        """The number of answers that are still unused."""
+        """The number of recorded answers that have not been returned yet."""
         return sum(map(len, self._answers.values()))
 
     def _take(self, asked: Asked) -> dict[str, Any]:

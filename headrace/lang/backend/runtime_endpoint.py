@@ -1,4 +1,4 @@
-"""A server with the native API, Headrace or SGLang, as a back end."""
+"""A back end for a server with the native API: Headrace or SGLang."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # More connections are useless: a process may have few file descriptors, and a server runs fewer
-# requests at once.
+# requests at a time.
 DEFAULT_MAX_CONNECTIONS = 512
 _BUSY = frozenset({429, 503})
 _NO_ROUTE = frozenset({404, 405})
@@ -50,12 +50,12 @@ _TOP_LEVEL = (
 
 
 class RuntimeEndpoint(AsyncBackend):
-    """A running server at an address.
+    """A back end that runs programs on a running server with the native API.
 
     Attributes:
-        base_url: without a slash at its end.
-        model_info: what the server reports about its model.
-        chat_template: the markup of turns; may be assigned.
+        base_url: the server's URL without a slash at its end.
+        model_info: the server's report about its model.
+        chat_template: the texts before and after the turns of each role; it may be assigned.
     """
 
     caches_prefixes = True
@@ -71,24 +71,24 @@ class RuntimeEndpoint(AsyncBackend):
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
         max_retries: int = 5,
     ) -> None:
-        """Ask the server for its model.
+        """Ask the server for its model, and choose the chat template.
 
-        A waiting request fails once the server no longer answers: after 2 s of silence the server
-        is asked for its model, twice, with 4 s for each answer.
+        If the server dies, waiting requests fail: after 2 s of silence the server is asked for its
+        model, twice, with 4 s for each answer.
 
         Args:
-            base_url: `http://HOST:PORT`.
-            api_key: sent as a bearer token.
-            verify: False accepts any certificate; a path names the authorities to trust.
-            chat_template_name: the markup of turns; by default the model's own.
+            base_url: URL of the server, `http://HOST:PORT`.
+            api_key: key that is sent as a bearer token.
+            verify: False accepts any certificate; a path names a file of trusted authorities.
+            chat_template_name: name of a chat template to use instead of the model's own.
             timeout: seconds that a request may take; None for no limit.
-            max_connections: most requests at once; others wait in this process.
-            max_retries: how often a request is sent again when a busy server refused it, or when
-                its connection broke before any answer.
+            max_connections: most requests at a time; further ones wait in this process.
+            max_retries: how often a request is sent again if a busy server refused it, or if its
+                connection broke before any answer.
 
         Raises:
-            BackendError: the server does not answer, or refuses.
-            KeyError: no such chat template.
+            BackendError: the server does not answer, or refuses the request.
+            KeyError: no chat template has this name.
         """
         super().__init__()
         self.base_url = base_url.rstrip("/")
@@ -103,12 +103,12 @@ class RuntimeEndpoint(AsyncBackend):
             self._client = HttpClient(
                 self.base_url, headers, timeout, tls=tls, max_connections=max_connections
             )
-            # The question has a connection of its own, because all others may be waiting.
+            # The question has its own connection, because requests may be using all others.
             probe = HttpClient(self.base_url, headers, None, tls=tls)
         self._presence = Presence(lambda: probe.call("GET", "/get_model_info"))
         self._probe = probe
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
-        # This is assumed until the server reports otherwise.
+        # The route `/v1/select` is assumed to exist until the server answers that it does not.
         self._scores_choices = True
         self._is_incremental: bool | None = self.model_info.get("incremental_streaming_output")
         self.chat_template = self._choose_template(chat_template_name)
@@ -120,11 +120,11 @@ class RuntimeEndpoint(AsyncBackend):
         return self._own_template(path) or get_chat_template_by_model_path(path)
 
     def _own_template(self, name: str) -> ChatTemplate | None:
-        """The role markup of the server's own chat template, if the server shows it."""
+        """Return the role markup of the server's own chat template, if the server shows it."""
         try:
             told = core().call(self._get("/tokenizer_info"))
         except BackendError:
-            # SGLang's servers lack this route, and a Headrace server may have no tokenizer.
+            # SGLang's servers lack this route, and a Headrace server may run without a tokenizer.
             return None
         if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str):
             return None
@@ -168,7 +168,7 @@ class RuntimeEndpoint(AsyncBackend):
                 if self._is_incremental:
                     yield text, event["meta_info"]
                 else:
-                    # The text is cumulative. An event without new text may report the end.
+                    # The event's text is cumulative. An event without new text may report the end.
                     yield text[taken:], event["meta_info"]
                     taken = max(taken, len(text))
 
@@ -179,7 +179,10 @@ class RuntimeEndpoint(AsyncBackend):
         temperature: float,  # noqa: ARG002  `select` refuses any value but 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """Select by one request if the server has `/v1/select`, or else by the classic calls."""
+        """Choose one of `choices`: by one request to `/v1/select` if the server has this route.
+
+        Otherwise the choices are scored by several requests to `/generate`.
+        """
         if self._scores_choices and not s.images_:
             payload = select_payload(s, choices, choices_method)
             try:
@@ -210,10 +213,10 @@ class RuntimeEndpoint(AsyncBackend):
     # ---- requests ----
 
     async def post(self, path: str, payload: dict[str, Any]) -> Any:
-        """Send a request and return the server's JSON.
+        """Send a POST request and return the JSON value of its response.
 
         Raises:
-            BackendError: the server refuses, or does not answer.
+            BackendError: the server refuses the request, or does not answer.
         """
         return orjson.loads(await self._call("POST", path, orjson.dumps(payload)))
 
@@ -223,7 +226,7 @@ class RuntimeEndpoint(AsyncBackend):
             try:
                 return orjson.loads(answer)
             except orjson.JSONDecodeError:
-                # Some routes answer with a line of text.
+                # Some routes of SGLang answer with a line of text instead of JSON.
                 return answer.decode(errors="replace")
 
     async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -255,7 +258,7 @@ class RuntimeEndpoint(AsyncBackend):
     async def _events(
         self, path: str, payload: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the server-sent events; closing the generator aborts the request."""
+        """Send a POST request and yield its server-sent events; closing the generator aborts it."""
         body = orjson.dumps(payload)
         received: deque[bytes] = deque()
         changed = asyncio.Event()
@@ -270,8 +273,7 @@ class RuntimeEndpoint(AsyncBackend):
                 await self._client.stream(path, body, take)
             except OSError as error:
                 if received or is_begun:
-                    # The request is not tried again, because text that was already shown cannot be
-                    # taken back.
+                    # The request is not sent again, because the text so far may have been shown.
                     raise self._broken(path, error) from error
                 raise
 
@@ -359,7 +361,7 @@ def _with_media(payload: dict[str, Any], media: Sequence[Media]) -> dict[str, An
 
 
 def _message(body: Any) -> str:
-    """Return the message of an error body, in any of the shapes that servers use."""
+    """Return the message in the body of an error response; servers use several formats."""
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""`select` in one request: by the route `/v1/select`, or by the engine's method `select`."""
+"""Runs `select` by one request: the route `/v1/select`, or the engine's method `select`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "computed_tokens")
 
 
 def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod) -> dict[str, Any]:
-    """The body of a `/v1/select` request."""
+    """Return the body of a request to `/v1/select`."""
     return {
         "text": s.text_,
         "choices": choices,
@@ -23,10 +23,16 @@ def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod)
 def decide(
     answer: Mapping[str, Any], choices: list[str], method: ChoicesSamplingMethod
 ) -> ChoicesDecision:
-    """Let `method` decide between the scored choices.
+    """Let `method` decide between choices that were scored.
+
+    Args:
+        answer: the answer of `/v1/select`.
+        choices: the texts.
+        method: the method that decides.
 
     Returns:
-        The decision. Its meta information has the token counts and `probs`, each choice's share.
+        The decision. Its meta information has the token counts, and in `probs` the probability of
+        each choice relative to all choices.
     """
     scored = answer["choices"]
     entries = [one["token_logprobs"] for one in scored]

@@ -1,4 +1,4 @@
-"""Functions that API back ends share: messages of a program, and texts of a turn's pattern."""
+"""Functions that the back ends of APIs share, for messages, choices and whole turns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SPACE = r"\s*"
 
 
 def open_text(s: Prompt, backend: str) -> str:
-    """Return the text of the assistant's open turn so far.
+    """Return the text of the open assistant turn so far.
 
     Raises:
-        RuntimeError: no turn of the assistant is open, so a chat model has nothing to answer.
+        RuntimeError: no assistant turn is open; a chat model can generate only in such a turn.
     """
     if s.cur_role != "assistant":
         raise RuntimeError(
@@ -28,10 +28,10 @@ def open_text(s: Prompt, backend: str) -> str:
 
 
 def check_nothing_before(s: Prompt, backend: str) -> None:
-    """Refuse text between the start of the assistant's turn and a generation.
+    """Check that a generation is at the beginning of an assistant turn.
 
     Raises:
-        RuntimeError: there is such text.
+        RuntimeError: the turn has text before the generation.
     """
     if open_text(s, backend).strip():
         raise RuntimeError(
@@ -42,8 +42,8 @@ def check_nothing_before(s: Prompt, backend: str) -> None:
 
 
 def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of an object that holds one of `choices`."""
-    # Each choice once: some APIs refuse duplicates.
+    """Return the JSON schema of an object whose only value is one of `choices`."""
+    # Duplicates are removed, because some APIs refuse them.
     options = list(dict.fromkeys(choices))
     return {
         "type": "object",
@@ -54,7 +54,7 @@ def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
 
 
 def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Message]:
-    """The conversation, followed by the question which of `choices` comes next."""
+    """Return the program's messages, and a question of the user which of `choices` comes next."""
     text = open_text(s, backend)
     begun = f"Your answer begins with {json.dumps(text, ensure_ascii=False)}. " if text else ""
     listed = json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False)
@@ -63,7 +63,10 @@ def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Mes
 
 
 def with_question(messages: Sequence[Message], question: str) -> list[Message]:
-    """Return `messages` with `question` at the end, joined to a last user turn."""
+    """Return `messages` with `question` at the end, as a user message.
+
+    If the last message is the user's, the question is added to this message.
+    """
     copied = list(messages)
     if copied and copied[-1]["role"] == "user" and isinstance(copied[-1]["content"], str):
         last = copied.pop()
@@ -72,10 +75,10 @@ def with_question(messages: Sequence[Message], question: str) -> list[Message]:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> str:
-    """Return the choice that `answer`, an object of `choice_schema`, names.
+    """Return the choice in an answer that follows `choice_schema`.
 
     Raises:
-        ValueError: the answer holds none of the choices.
+        ValueError: the answer contains none of the choices.
     """
     try:
         found = json.loads(answer)[_CHOICE]
@@ -92,12 +95,13 @@ def is_closed_object(schema: Any) -> bool:
 
 
 def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
-    """Find the generations of a turn in one text of the whole turn.
+    """Find the texts of a turn's generations in one text of the whole turn.
 
     Each generation ends where the constant after it begins, or at one of its stop strings.
 
     Returns:
-        `None` when the text does not follow the pattern.
+        The generated texts in order, or `None` if the text does not contain all constants of the
+        turn in order.
     """
     pattern = _SPACE
     for part, following in zip(parts, [*parts[1:], None], strict=True):

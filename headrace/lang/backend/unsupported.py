@@ -1,4 +1,4 @@
-"""Arguments that an API does not support: each back end warns once when it drops them."""
+"""Warns once for each sampling parameter that a back end's API does not support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.lang.sampling import SglSamplingParams
 
-# These values have no effect, so they need no warning.
+# Values of parameters that have no effect, so dropping them needs no warning.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
     "n": (1,),
@@ -28,22 +28,22 @@ _COMMON = frozenset({"max_new_tokens", "stop", "temperature", "top_p"})
 
 
 class UnsupportedArguments:
-    """Warns about arguments that a back end cannot pass on."""
+    """Warns about sampling parameters that a back end cannot send to its API."""
 
     def __init__(self, backend: str, honoured: Collection[str]) -> None:
-        """Store the names of the back end and of its fields.
+        """Store the names of the back end and of the parameters that its API supports.
 
         Args:
             backend: the back end's name, for the warning.
-            honoured: fields of `SglSamplingParams` that the back end can pass on, beyond the common
-                ones.
+            honoured: fields of `SglSamplingParams` that the API supports, in addition to those that
+                all APIs support.
         """
         self._backend = backend
         self._honoured = _COMMON | set(honoured)
         self._warned: set[str] = set()
 
     def check(self, params: SglSamplingParams) -> None:
-        """Warn once for each name that `params` sets and the API does not have."""
+        """Warn about parameters that are set and not supported; name each of them only once."""
         asked = [
             name
             for name, value in params.set_fields().items()
