@@ -188,8 +188,8 @@ class DecoderLayer:
     """One layer: attention and a feed-forward block, with the family's norms before and after each.
 
     The layer is computed in two halves, `attend` and `finish`. Tokens see one another only in
-    `attend`, so `finish` may be computed for some of the tokens. `mixer_of` and `mlp_of` make
-    what the halves compute.
+    `attend`, so `finish` may be computed for some of the tokens. `mixer_of` and `mlp_of` make the
+    modules of the two halves.
     """
 
     __slots__ = (
@@ -225,7 +225,7 @@ class DecoderLayer:
     def mixer_of(
         spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> Mixer:
-        """Make what the first half computes."""
+        """Make the module for the first half, such as attention."""
         recurrence = spec.recurrence(layer_idx)
         if isinstance(recurrence, ShortConvSpec):
             return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
@@ -251,7 +251,7 @@ class DecoderLayer:
     def mlp_of(
         spec: DecoderSpec, context: BuildContext, layer_idx: int
     ) -> DecoderMLP | UngatedBlock | SparseMLP:
-        """Make what the second half computes."""
+        """Make the module for the second half, such as an MLP."""
         experts, hidden = spec.experts, spec.hidden_size
         if experts is None or layer_idx not in experts.layers:
             if spec.ungated_mlp is not None:

@@ -1,4 +1,4 @@
-"""Whether a model's files have tensors of each expert, or one for all. Front-safe: no torch."""
+"""Finds whether a checkpoint stores experts separately or in one tensor. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from runtime.models.decoder.spec import DecoderSpec
 
 
 def with_experts_of_files(folder: Path, spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with the form of experts that the files in `folder` have.
+    """Return `spec` with the form in which the files in `folder` store experts.
 
-    Qwen3.5's files have one tensor for all experts in 16 bits, and tensors of each in 8 bits.
+    Qwen3.5's checkpoints store all experts in one tensor in 16 bits, and separate tensors in 8
+    bits.
 
     Args:
         folder: the model's folder; `check_model_folder` reports weights that cannot be read.

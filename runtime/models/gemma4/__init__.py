@@ -1,1 +1,1 @@
-"""Gemma 4, text: layers of two head sizes, shared keys, embeddings for each layer, mixtures."""
+"""Gemma 4 for text: two head sizes, keys that layers share, and embeddings for each layer."""

@@ -1,4 +1,4 @@
-"""The experts beside a dense block, with a router that norms its input."""
+"""The mixture of experts that Gemma 4 computes in addition to a layer's dense block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.models.layers.vector import Vector
 
 
 class ExpertsBranch:
-    """Router and experts, which both read the stream, each by a norm of its own."""
+    """A router and experts. Both read the residual stream, each through a norm of its own."""
 
     def __init__(
         self, spec: Gemma4Spec, experts: ExpertsSpec, context: BuildContext, layer_idx: int
@@ -34,7 +34,14 @@ class ExpertsBranch:
         self.output_norm = RMSNorm(hidden, eps, context)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Compute the experts' output for the residual stream.
+
+        Args:
+            stream: `[num_tokens, hidden_size]`.
+
+        Returns:
+            A new tensor of the shape of `stream`.
+        """
         routed = self.router_norm.forward(stream).mul_(self._root)
         expert_ids, weights = self.router.choose(routed, self.experts)
         if self._counts is not None:
@@ -46,7 +53,7 @@ class ExpertsBranch:
         return self.output_norm.forward(out)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`, the layer's."""
+        """Yield each module that owns weights, with its name under the layer's `prefix`."""
         yield from self.router.holders(f"{prefix}.router")
         yield f"{prefix}.router_norm", self.router_norm
         yield f"{prefix}.expert_factors", self.factors

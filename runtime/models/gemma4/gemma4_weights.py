@@ -1,4 +1,4 @@
-"""The weight map of Gemma 4: which checkpoint tensor goes where. Front-safe: no torch."""
+"""The weight map of Gemma 4: the parameter for each checkpoint tensor. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.models.decoder.weight_map import linear_weights, norm_weight
 if TYPE_CHECKING:
     from runtime.models.gemma4.spec import Gemma4Spec
 
-# Norms of the experts' branch beside the dense block, by our names.
+# Maps our names for the norms of dense block and experts to the names in checkpoints.
 EXPERT_NORMS = {
     "dense_norm": "post_feedforward_layernorm_1",
     "expert_norm": "pre_feedforward_layernorm_2",
@@ -23,7 +23,10 @@ EXPERT_NORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Experts(ExpertsSpec):
-    """Experts beside the dense block of a layer, with a norm and factors of their router."""
+    """Experts in addition to a layer's dense block.
+
+    Their router has a norm and a factor per expert.
+    """
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
         """See `ExpertsSpec`."""
@@ -39,7 +42,7 @@ class Gemma4Experts(ExpertsSpec):
 
 
 def gemma4_weights(spec: Gemma4Spec) -> list[WeightSpec]:
-    """Return every tensor, in the order of the layers."""
+    """Return the specs of all tensors, in the order of the layers."""
     hidden, embedding = spec.hidden_size, "model.embed_tokens.weight"
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     if spec.input_size:
@@ -86,7 +89,7 @@ def _attention(spec: Gemma4Spec, layer_idx: int, attention: str) -> Iterator[Wei
 
 
 def _model_inputs(spec: Gemma4Spec) -> Iterator[WeightSpec]:
-    """Yield the weights that make the layers' embeddings."""
+    """Yield the specs of the weights that compute the layers' embeddings of tokens."""
     width = spec.num_layers * spec.input_size
     table = "model.embed_tokens_per_layer.weight"
     yield WeightSpec(table, (spec.input_vocab_size, width), table)
@@ -96,7 +99,7 @@ def _model_inputs(spec: Gemma4Spec) -> Iterator[WeightSpec]:
 
 
 def _layer_input(spec: Gemma4Spec, prefix: str) -> Iterator[WeightSpec]:
-    """Yield the weights by which a layer adds its embeddings."""
+    """Yield the specs of the weights with which a layer adds its embeddings of tokens."""
     hidden, size = spec.hidden_size, spec.input_size
     gate, projection = f"{prefix}.per_layer_input_gate", f"{prefix}.per_layer_projection"
     yield from linear_weights(gate, gate, (size, hidden))

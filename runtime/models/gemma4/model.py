@@ -1,4 +1,4 @@
-"""Gemma 4, text: the decoder whose layers end in embeddings of their own and a factor."""
+"""Gemma 4 for text: a decoder whose layers add embeddings of their own and end with a factor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from runtime.models.layers.vector import Vector
 
 
 class Gemma4Attention(Mixer):
-    """Attention with normed values, which may be made of the keys or kept by an earlier layer."""
+    """Attention with normed values.
+
+    A layer may use its keys as values, or read the keys and values of an earlier layer.
+    """
 
     __slots__ = ("_cos_sin", "_ones", "attention", "k_norm", "makes_values", "q_norm", "qkv_proj")
 
@@ -79,14 +82,15 @@ class Gemma4Attention(Mixer):
         return self.qkv_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Run the back end; see `Mixer`."""
+        """Compute the projections and the attention; see `Mixer`."""
         layer, product = self.attention, self.qkv_proj.apply(hidden)
         num_tokens, head_dim = len(product), layer.head_dim
         if self.k_norm is None:
             q = self.q_norm.forward(product.view(-1, head_dim)).view(num_tokens, -1, head_dim)
             turn(q, self._cos_sin.index_select(0, batch.positions).unsqueeze(1))
             return batch.attention.attend(layer, q, batch)
-        # The last columns: of a layer without a product for values, they are the keys.
+        # These columns are the values. In a layer without a projection for values, they are the
+        # keys.
         columns = product[:, -layer.num_kv_heads * head_dim :]
         values = rms_norm(columns.reshape(-1, head_dim).contiguous(), self._ones, layer.eps)
         values = values.view(num_tokens, -1)
@@ -97,7 +101,7 @@ class Gemma4Attention(Mixer):
         return batch.attention.run(layer, product, batch)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.qkv_proj", self.qkv_proj
         yield f"{prefix}.o_proj", self.o_proj
         yield f"{prefix}.q_norm", self.q_norm
@@ -106,36 +110,46 @@ class Gemma4Attention(Mixer):
 
 
 class LayerInput:
-    """Adds a layer's embeddings of the tokens to the stream, gated by the stream itself."""
+    """Computes what a layer's own embeddings of tokens add to the residual stream.
+
+    The residual stream itself gates the embeddings.
+    """
 
     __slots__ = ("gate", "norm", "projection")
 
     def __init__(self, spec: Gemma4Spec, context: BuildContext) -> None:
-        # Whole on every rank: a sum over ranks would cost more than these small products.
+        # Each rank has the whole weights, because a sum over ranks would cost more than these small
+        # products.
         sizes = spec.hidden_size, spec.input_size
         self.gate = Linear.replicated(*sizes, False, context)
         self.projection = Linear.replicated(*sizes[::-1], False, context)
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, context)
 
     def forward(self, stream: Tensor, inputs: Tensor) -> Tensor:
-        """Return what the stream still lacks, `[n, hidden_size]`, new.
+        """Compute the gated embeddings, which are added to the stream later.
 
         Args:
-            stream: `[n, hidden_size]`.
-            inputs: `[n, input_size]`, the layer's embeddings.
+            stream: `[n, hidden_size]`, the residual stream.
+            inputs: `[n, input_size]`, the layer's embeddings of the same tokens.
+
+        Returns:
+            A new tensor of the shape of `stream`.
         """
         gated = self.gate.activated(stream, "gelu_tanh").mul_(inputs)
         return self.norm.forward(self.projection.apply(gated))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`, a layer's."""
+        """Yield each module that owns weights, with its name under the layer's `prefix`."""
         yield f"{prefix}.per_layer_input_gate", self.gate
         yield f"{prefix}.per_layer_projection", self.projection
         yield f"{prefix}.post_per_layer_input_norm", self.norm
 
 
 class Gemma4Layer(DecoderLayer):
-    """The decoder's layer; experts beside its dense block, embeddings of its own, a factor."""
+    """A decoder layer that may also have experts and embeddings of its own.
+
+    The layer's result is multiplied by a learned factor.
+    """
 
     __slots__ = ("dense_norm", "experts", "input", "scalar")
 
@@ -166,11 +180,11 @@ class Gemma4Layer(DecoderLayer):
         return DecoderMLP(spec, spec.mlp_size(layer_idx), context)
 
     def finish(self, attended: Tensor, residual: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """Run the second half; see `DecoderLayer.finish`.
+        """Compute the second half of the layer; see `DecoderLayer.finish`.
 
         Args:
-            attended: `[n, width]`, rows of what `attend` returned.
-            residual: these rows of the stream, `[n, hidden_size]`, changed in place.
+            attended: `[n, width]`, rows of the result of `attend`.
+            residual: `[n, hidden_size]`, the same rows of the residual stream, changed in place.
             inputs: `[n, input_size]`, the layer's embeddings of these tokens, if it has any.
         """
         if self.experts is None:
@@ -181,7 +195,8 @@ class Gemma4Layer(DecoderLayer):
             assert inputs is not None, "the layer has embeddings"
             residual.add_(hidden)
             hidden = self.input.forward(residual, inputs)
-        # Of the whole stream, the part that it still lacks included.
+        # The factor applies to the whole stream: `residual` and `hidden`, which is added to it
+        # later.
         residual.mul_(self.scalar.vector)
         return hidden.mul_(self.scalar.vector)
 
@@ -199,7 +214,7 @@ class Gemma4Layer(DecoderLayer):
         return after_both.forward(after_dense.forward(dense).add_(experts.forward(residual)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield from super().holders(prefix)
         if self.experts is not None:
             yield from self.experts.holders(prefix)
@@ -211,7 +226,7 @@ class Gemma4Layer(DecoderLayer):
 
 
 class ModelInputs:
-    """Makes the embeddings of all layers: rows of a table, and a product of the stream."""
+    """Computes each layer's embeddings of tokens, from a table and from the model's embeddings."""
 
     __slots__ = ("_scale", "_size", "norm", "projection", "table")
 
@@ -219,13 +234,13 @@ class ModelInputs:
         self._size = spec.input_size
         width = spec.num_layers * spec.input_size
         self.table = Embedding(spec.input_vocab_size, width, context, tied=False)
-        # Rounded as `transformers` rounds it.
+        # The scale is rounded to the model's dtype, as in `transformers`.
         self._scale = torch.tensor(spec.input_size**0.5, dtype=context.dtype).item()
         self.projection = Linear.replicated(spec.hidden_size, width, False, context)
         self.norm = RMSNorm(spec.input_size, spec.rms_norm_eps, context)
 
     def forward(self, ids: Tensor, stream: Tensor) -> list[Tensor]:
-        """Return the embeddings of each layer, `[num_tokens, input_size]`.
+        """Return one tensor per layer: the embeddings of the tokens, `[num_tokens, input_size]`.
 
         Args:
             ids: `[num_tokens]` int64.
@@ -237,14 +252,14 @@ class ModelInputs:
         return list(made.split(self._size, dim=1))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`, the decoder's."""
+        """Yield each module that owns weights, with its name under the decoder's `prefix`."""
         yield f"{prefix}.embed_tokens_per_layer", self.table
         yield f"{prefix}.per_layer_model_projection", self.projection
         yield f"{prefix}.per_layer_projection_norm", self.norm
 
 
 class Gemma4Decoder(Decoder):
-    """The decoder; tokens may have embeddings for each layer."""
+    """The decoder, which may compute embeddings of the tokens for each layer."""
 
     __slots__ = ("inputs",)
 
@@ -261,7 +276,7 @@ class Gemma4Decoder(Decoder):
         self.inputs = ModelInputs(spec, context) if spec.input_size else None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return `[num_outputs, hidden_size]`; see `Decoder.forward` and `run_layers`."""
+        """Run one step; see `Decoder.forward` and `run_layers`."""
         if self.inputs is None:
             return super().forward(batch)
         assert self.norm is not None, "all layers are here"
@@ -283,7 +298,7 @@ class Gemma4Decoder(Decoder):
         return add_normed(hidden, stream, self.norm)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield from super().holders(prefix)
         if self.inputs is not None:
             yield from self.inputs.holders(prefix)

@@ -1,4 +1,8 @@
-"""Gemma 4, text: global layers have heads of their own, late layers read earlier keys. No torch."""
+"""The settings of Gemma 4 for text, read from `config.json`. Front-safe: no torch.
+
+Layers without a window have other heads than windowed layers. The last layers may read the keys and
+values of earlier layers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from runtime.models.gemma4.gemma4_weights import Gemma4Experts, gemma4_weights
 from runtime.models.vision.text_part import text_part
 
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=256, window="always")
-# Defaults of `transformers` for absent keys.
+# The defaults of `transformers` for absent keys.
 DEFAULTS = {
     "vocab_size": 262_144,
     "hidden_size": 2304,
@@ -44,7 +48,7 @@ DEFAULTS = {
     "bos_token_id": 2,
     "tie_word_embeddings": True,
 }
-# Used where a file has no `rope_parameters`.
+# The default of `rope_parameters`.
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {
@@ -56,25 +60,27 @@ _ROPES = {
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 _PATTERN = 6
 _MAX_CAP, _MAX_FACTOR = 1e6, 2.0**20
-# Files hold these of layers that read the keys of others.
+# Projections and norms of keys and values. Files also hold these for layers that read the keys of
+# other layers.
 _OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.")
-# Parts of a model that takes images and sound, beside the text model.
+# Name prefixes of the parts of a model that process images and sound.
 _TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Spec(DecoderSpec):
-    """Settings of the decoder.
+    """The settings of the decoder.
 
     Attributes:
-        global_head_dim, num_global_kv_heads: elements of a head, and key/value heads, in layers
+        global_head_dim, num_global_kv_heads: head size and number of key/value heads in layers
             without a window.
-        shares_values: whether the keys of these layers, before norm and rotation, are the values.
-        num_readers: layers at the end that read the keys and values of the last layer of their
-            kind before them.
+        shares_values: whether layers without a window use their keys, before norm and rotation, as
+            values.
+        num_readers: number of layers at the end that keep no keys and values. They read those of
+            the last earlier layer of the same kind.
         widens_readers: whether the MLP of these layers is twice as wide.
-        input_size: elements of the embedding that each layer has for a token; 0 for none.
-        input_vocab_size: tokens that have such embeddings.
+        input_size: elements of each layer's own embedding of a token; 0 if there are none.
+        input_vocab_size: number of tokens in the table of these embeddings.
     """
 
     global_head_dim: int
@@ -86,14 +92,20 @@ class Gemma4Spec(DecoderSpec):
     input_vocab_size: int
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: the text model of one that takes images has a prefix of its own."""
+        """See `ModelSpec`.
+
+        Models that take images name the text model's tensors with another prefix.
+        """
         prefix = "model.language_model."
         if name.startswith(prefix):
             return f"model.{name.removeprefix(prefix)}"
         return super().canonical(name)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`: towers are not loaded, and neither are keys that are not read."""
+        """See `ModelSpec`.
+
+        Image and sound towers are not loaded, nor the keys of layers that read others'.
+        """
         found = _OF_KEYS.match(name)
         is_unread = found is not None and self.is_reader(int(found[1]))
         return is_unread or name.startswith(_TOWERS) or super().is_ignored(name)
@@ -102,19 +114,19 @@ class Gemma4Spec(DecoderSpec):
         return gemma4_weights(self)
 
     def is_reader(self, layer_idx: int) -> bool:
-        """Whether a layer reads the keys and values of an earlier one."""
+        """Whether the layer reads the keys and values of an earlier layer."""
         return layer_idx >= self.num_layers - self.num_readers
 
     def is_global(self, layer_idx: int) -> bool:
-        """Whether a layer has no window."""
+        """Whether the layer's attention has no window."""
         return self.windowed_layers is not None and layer_idx not in self.windowed_layers
 
     def has_values(self, layer_idx: int) -> bool:
-        """Whether values have a product of their own, in a layer that keeps its keys."""
+        """Whether a layer that keeps its own keys also has a projection for values."""
         return not (self.shares_values and self.is_global(layer_idx))
 
     def mlp_size(self, layer_idx: int) -> int:
-        """Intermediate size of a layer's dense block."""
+        """Return the intermediate size of the layer's dense block."""
         return self.intermediate_size * (
             2 if self.widens_readers and self.is_reader(layer_idx) else 1
         )
@@ -133,12 +145,12 @@ class Gemma4Spec(DecoderSpec):
 
     @property
     def applies_kv_scales(self) -> bool:
-        """See `ModelSpec`: values are normed, and scales of a checkpoint are not applied."""
+        """See `ModelSpec`. Values are normed, so a checkpoint's scales are not applied."""
         return False
 
     @property
     def num_active_parameters(self) -> int:
-        """See `ModelSpec`: a token reads one row of the layers' embeddings."""
+        """See `ModelSpec`. Of the table of the layers' embeddings, a token reads only one row."""
         return super().num_active_parameters - (
             self.input_vocab_size * self.num_layers * self.input_size
         )
@@ -153,13 +165,13 @@ def read(config: Keys, generation: Keys) -> Gemma4Spec:
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise config.error("hidden_activation", json.dumps("gelu_pytorch_tanh"))
-    # "vision" changes prompts with images only.
+    # The value "vision" only changes prompts with images.
     if config.values.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise config.error("use_bidirectional_attention", "null or 'vision'")
     fields = decoder_fields(config, generation, TRAITS)
     num_layers = fields["num_layers"]
     windowed = read_window_pattern(config, num_layers, _PATTERN)
-    # As in `transformers`: the last layer has no window, whatever the file says.
+    # As in `transformers`, the last layer never has a window, whatever the file says.
     fields["windowed_layers"] = windowed - {num_layers - 1}
     if fields["sliding_window"] is None:
         raise config.error("sliding_window", "the keys that a query of a windowed layer sees")
@@ -203,7 +215,9 @@ def read(config: Keys, generation: Keys) -> Gemma4Spec:
 
 
 def read_text_part(config: Keys, generation: Keys) -> Gemma4Spec:
-    """Read the text model's keys of a model that takes images and sound, which are not served.
+    """Read the text model's settings of a model that also takes images and sound.
+
+    Images and sound are not served.
 
     Raises:
         StartupError: see `read`.
@@ -213,14 +227,14 @@ def read_text_part(config: Keys, generation: Keys) -> Gemma4Spec:
 
 
 def _global_heads(config: Keys, fields: dict[str, int]) -> tuple[int, int]:
-    """Return head size and key/value heads of layers without a window."""
+    """Return the head size and the number of key/value heads of layers without a window."""
     given = config.mapping("per_layer_config")
     if not given:
         heads = fields["num_kv_heads"]
         if config.flag("attention_k_eq_v", False):
             heads = config.integer("num_global_key_value_heads", MAX_HEADS, heads)
         return _even(config, "global_head_dim", 512), _divisor(config, fields, heads)
-    # `transformers` writes what differs by layer, and not the keys above.
+    # `transformers` writes the values that differ by layer here, and omits the keys above.
     windowed = fields["windowed_layers"]
     assert isinstance(windowed, frozenset)
     layers = [str(i) for i in range(fields["num_layers"]) if i not in windowed]
@@ -253,14 +267,14 @@ def _divisor(keys: Keys, fields: dict[str, int], heads: int) -> int:
 
 
 def _global_rope(config: Keys, head_dim: int) -> RopeConfig:
-    """Return the rotation of layers without a window: the first angles of a head, or all."""
+    """Return the rotary settings of layers without a window, where part of a head may rotate."""
     rope = Keys(f"{config.source}: rope_parameters", config.mapping("rope_parameters")[_FULL])
     if rope.values.get("rope_type") != "proportional":
         return read_rope(config, layer_type=_FULL)[0]
     share = rope.number("partial_rotary_factor", 0.0, 1.0, 1.0)
     factor = rope.number("factor", 1e-6, _MAX_FACTOR, 1.0)
     num_angles = int(share * head_dim // 2)
-    # The others are of frequency 0, which keeps a head in one piece for the kernels.
+    # The other angles have frequency 0, so that the kernels can treat the head as a whole.
     factors = [factor] * num_angles + [math.inf] * (head_dim // 2 - num_angles)
     theta = rope.number("rope_theta", 1.0, 1e12, 1e6)
     return RopeConfig(theta=theta, scaling="factors", parameters={"factors": factors})

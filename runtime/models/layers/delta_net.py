@@ -25,12 +25,13 @@ from runtime.models.layers.vector import Vector
 class DeltaNet(Mixer):
     """A Gated DeltaNet layer.
 
-    One or two products give queries, keys, values, the output's gate, and the two gates of the
-    delta rule.
+    One or two products compute the queries, the keys, the values, the output's gate, and the two
+    gates of the delta rule.
 
     Attributes:
-        in_proj: all of them; or all but the gates of the rule if `gate_proj` makes these.
-        gate_proj: the gates of the rule, which quantized checkpoints of Qwen3.5 keep in 16 bits.
+        in_proj: the product that computes all of these, or all except the gates of the delta rule.
+        gate_proj: the product for the gates of the delta rule, or None if `in_proj` computes them.
+            Quantized checkpoints of Qwen3.5 keep these gates in 16 bits.
     """
 
     __slots__ = (
@@ -112,10 +113,10 @@ class DeltaNet(Mixer):
         return act_and_mul(torch.cat((gate, normed), dim=1), "silu")
 
     def _project(self, hidden: Activations) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the channels of the convolution, the output gate and the gates of the rule.
+        """Return the channels of the convolution, the output gate and the gates of the delta rule.
 
-        They are `[num_tokens, shape.width]`, `[num_tokens, num_value_heads * value_dim]` and
-        `[num_tokens, 2 * num_value_heads]`, as `gated_delta` takes them.
+        Their shapes are `[num_tokens, shape.width]`, `[num_tokens, num_value_heads * value_dim]`
+        and `[num_tokens, 2 * num_value_heads]`, as `gated_delta` takes them.
         """
         shape, product = self._shape, self.in_proj.apply(hidden)
         if self.gate_proj is not None:

@@ -1,4 +1,4 @@
-"""Attention with a gate on its output, and heads rotated in part (Qwen3-Next, Qwen3.5)."""
+"""Attention with a gate on its output and partial rotary embedding (Qwen3-Next, Qwen3.5)."""
 
 from __future__ import annotations
 

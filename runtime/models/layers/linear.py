@@ -31,8 +31,8 @@ class Output:
         shard: name of the projection in the weight map, such as `q`.
         size: rows of its weight over all ranks.
         start, length: the rows of this rank.
-        spans: rows of each span if the rank has a part of each of several, and not the rows from
-            `start` on; otherwise empty.
+        spans: the rank's rows of each span, if it has a part of each of several spans instead of
+            the rows from `start` on; otherwise empty.
     """
 
     shard: str

@@ -1,1 +1,1 @@
-"""Mistral Small 3.1 and later, and Ministral 3, as published: the text model without its tower."""
+"""Mistral Small 3.1 and later, and Ministral 3, for text: their image tower is not loaded."""

@@ -1,4 +1,4 @@
-"""Mistral's models that take images, for text alone. Front-safe: no torch."""
+"""The settings of Mistral's models that take images, for text alone. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.models.mistral.spec import read as read_mistral
 from runtime.models.vision.text_part import text_part
 
 _READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
-# From names in files that `transformers` 4 and 5 write to names in the weight map.
+# Maps name prefixes in files of `transformers` 4 and 5 to those of the weight map.
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -26,7 +26,7 @@ _NOT_LOADED = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Mistral3Spec(DecoderSpec):
-    """Settings of the decoder; the tower beside it is not loaded."""
+    """The settings of the decoder; the model's image tower is not loaded."""
 
     def canonical(self, name: str) -> str:
         """See `ModelSpec`."""
@@ -41,7 +41,7 @@ class Mistral3Spec(DecoderSpec):
 
 
 def read(config: Keys, generation: Keys) -> Mistral3Spec:
-    """Read the text model's keys; images are refused when they are sent.
+    """Read the text model's settings; requests with images are refused later.
 
     Raises:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
@@ -51,7 +51,8 @@ def read(config: Keys, generation: Keys) -> Mistral3Spec:
     if kind not in _READERS:
         inner = Keys(text.source, config.mapping("text_config"))
         raise inner.error("model_type", " or ".join(map(repr, _READERS)))
-    # As in `transformers`; a head of the files' own is found by `with_head_of_files`.
+    # The default is that of `transformers`. If the files have a separate output head,
+    # `with_head_of_files` finds it.
     text.values.setdefault("tie_word_embeddings", True)
     decoder = _READERS[kind](text, generation)
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}

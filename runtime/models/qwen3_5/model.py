@@ -1,4 +1,4 @@
-"""Qwen3.5 with its tower, which is Qwen3-VL's; the decoder reads features of the last block."""
+"""Qwen3.5 with images: the tower is Qwen3-VL's, without outputs for the decoder's first layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.models.qwen3_vl.model import Qwen3VL
 
 
 class Qwen3_5VL(Qwen3VL):
-    """The decoder and its tower."""
+    """The decoder and its vision tower."""
 
     def __init__(self, spec: Qwen3_5VLSpec, context: BuildContext) -> None:
         super().__init__(spec, context)

@@ -1,4 +1,7 @@
-"""Qwen3.5: Qwen3-Next with other projections, dense or of experts, with images. Front-safe."""
+"""The settings of Qwen3.5: Qwen3-Next with other projections. Front-safe: no torch.
+
+The models are dense or have experts, and may take images.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ DEFAULTS = {
 MOE_DEFAULTS = {
     "vocab_size": 248_320,
     "hidden_size": 2048,
-    # Files have no such key: every layer has experts.
+    # Files have no key for this: every layer has experts.
     "intermediate_size": 512,
     "num_hidden_layers": 40,
     "num_attention_heads": 16,
@@ -44,11 +47,11 @@ _IMAGE_TOKEN_ID = 248_056
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3_5VLSpec(Qwen3NextSpec, qwen3_vl.Qwen3VLSpec):
-    """Settings of the decoder and of the tower."""
+    """The settings of the decoder and of the tower."""
 
 
 def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
-    """Read the `config.json` of a dense model for text, as `transformers` 5 writes it.
+    """Read the `config.json` of a dense text model, as `transformers` 5 writes it.
 
     Raises:
         StartupError: one line says which number is missing or absurd, or what is unsupported.
@@ -57,17 +60,17 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
 
 
 def read_moe(config: Keys, generation: Keys) -> Qwen3NextSpec:
-    """Read the `config.json` of a model of experts for text; see `read`."""
+    """Read the `config.json` of a text model with experts; see `read`."""
     return Qwen3NextSpec(**_text_fields(config, generation, MOE_DEFAULTS))
 
 
 def read_vision(config: Keys, generation: Keys) -> Qwen3_5VLSpec:
-    """Read the `config.json` of a dense model and its tower; see `read`."""
+    """Read the `config.json` of a dense model with a tower; see `read`."""
     return _read_vision(config, generation, DEFAULTS)
 
 
 def read_moe_vision(config: Keys, generation: Keys) -> Qwen3_5VLSpec:
-    """Read the `config.json` of a model of experts and its tower; see `read`."""
+    """Read the `config.json` of a model with experts and a tower; see `read`."""
     return _read_vision(config, generation, MOE_DEFAULTS)
 
 

@@ -1,20 +1,20 @@
-"""The text model's keys in the `config.json` of a model that takes images. Front-safe: no torch."""
+"""Finds the text model's keys in the `config.json` of a model that takes images. Front-safe."""
 
 from __future__ import annotations
 
 from runtime.checkpoint.json_file import Keys
 
-# Keys beside `text_config` that apply to the text model.
+# Outer keys that apply to the text model.
 _SHARED = ("eos_token_id", "bos_token_id", "quantization_config")
-# These keys may be in either place; a value beside `text_config` wins.
+# These keys may also be inside `text_config`; the outer value wins.
 _EITHER = ("dtype", "torch_dtype", "tie_word_embeddings")
 
 
 def text_part(config: Keys) -> Keys:
-    """Return the keys of `text_config`, with those beside it that apply to the text model.
+    """Return the keys of `text_config`, plus the outer keys that apply to the text model.
 
     Raises:
-        StartupError: there is no such part.
+        StartupError: `config.json` has no `text_config`.
     """
     values = config.mapping("text_config")
     if not values:
