@@ -64,8 +64,13 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         "n_group": 2,
         "topk_group": 1,
     },
+    "minimax_m2": {},
+    "ministral3": {},
+    "phi3_short": {},
+    "phi3": {"sliding_window": 8},
     "qwen2_moe": {},
     "qwen3_moe": {},
+    "starcoder2_tied": {},
 }
 
 

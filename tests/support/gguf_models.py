@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kernels.quantized_linear.encode import encode
+from tests.support.gguf_family_keys import FAMILY_KEYS
 
 Types = Callable[[str], str]
 
@@ -73,6 +74,17 @@ _GLM4 = {
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
 }
+_MINIMAX_M2 = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_PHI3 = {
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+}
+_STARCODER2 = {
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
 _OLMO2 = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -92,7 +104,10 @@ _OWN_NAMES = {
     "glm4moe": _GLM4_MOE,
     "gpt-oss": _GPT_OSS,
     "granitemoe": _GRANITE_MOE,
+    "minimax-m2": _MINIMAX_M2,
     "olmo2": _OLMO2,
+    "phi3": _PHI3,
+    "starcoder2": _STARCODER2,
 }
 _ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
@@ -113,10 +128,14 @@ _ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Ministral3ForCausalLM": "mistral3",
+    "Phi3ForCausalLM": "phi3",
     "SmolLM3ForCausalLM": "smollm3",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 # Architectures for which llama.cpp interleaves the two halves of each head that RoPE rotates.
-_INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3"}
+_INTERLEAVED = {"llama", "granite", "granitemoe", "mistral3", "smollm3"}
 
 
 def write_gguf(
@@ -227,7 +246,7 @@ def _name(full: str, architecture: str) -> tuple[str, int | None]:
     _, _, layer, rest = stem.split(".", 3)
     if ".experts." in rest:
         _, _, expert, part = rest.split(".")
-        kind = part.removesuffix("_proj")
+        kind = {"w1": "gate", "w2": "down", "w3": "up"}.get(part, part.removesuffix("_proj"))
         return f"blk.{layer}.ffn_{kind}_exps.weight", int(expert)
     if last == "sinks":
         return f"blk.{layer}.attn_sinks.weight", None
@@ -290,8 +309,9 @@ def _write_keys(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    if name == "cohere2":
-        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    layer_norm_eps = config.get("layer_norm_eps", config.get("norm_epsilon"))
+    if layer_norm_eps is not None:
+        writer.add_layer_norm_eps(layer_norm_eps)
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
@@ -312,7 +332,7 @@ def _write_keys(
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if name in _INTERLEAVED:
         writer.add_rope_dimension_count(head_dim)
-    if config.get("head_dim") and name != "deepseek2":
+    if config.get("head_dim") and name not in ("deepseek2", "phi3"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     # Version 5 of `transformers` has another name for this in some files.
@@ -342,6 +362,8 @@ def _write_own_keys(
         writer.add_sliding_window(config["sliding_window"])
         windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_sliding_window_pattern(windowed)
+    if name in FAMILY_KEYS:
+        FAMILY_KEYS[name](writer, config, head_dim)
     if name == "glm4moe":
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])

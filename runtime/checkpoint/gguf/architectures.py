@@ -10,12 +10,13 @@ from typing import Any
 
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.gguf.own_keys import OwnKeys
+from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.errors import StartupError
 
 # llama.cpp's numbers for the functions that turn router logits into experts' scores.
 _SOFTMAX, _SIGMOID = 1, 2
 # Architectures where only a part of each head may rotate.
-PARTLY_ROTATED = frozenset({"glm4", "glm4moe"})
+PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2"})
 # Architectures with attention over latents (MLA), whose heads are described by other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
 # The number of groups of experts and how many groups are chosen, by number of experts, for DeepSeek
@@ -226,6 +227,63 @@ def _gpt_oss(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _phi3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    original = keys.integer(
+        "rope.scaling.original_context_length", MAX_POSITIONS, config["max_position_embeddings"]
+    )
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "head_dim": head_dim,
+        "partial_rotary_factor": keys.integer("rope.dimension_count", head_dim, head_dim)
+        / head_dim,
+        "original_max_position_embeddings": original,
+        # 0 for none.
+        "sliding_window": keys.values.get("attention.sliding_window") or None,
+    }
+
+
+def _starcoder2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    # The files have no key for the window, as llama.cpp has none for this family.
+    return {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "norm_epsilon": config["rms_norm_eps"],
+        "use_bias": keys.has("blk.0.attn_q.bias"),
+        "sliding_window": None,
+    }
+
+
+def _minimax_m2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise keys.error("expert_gating_func", f"{_SIGMOID} (sigmoids)")
+    return {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "intermediate_size": keys.values.get(
+            "expert_feed_forward_length", config["intermediate_size"]
+        ),
+        "num_local_experts": keys.values.get("expert_count"),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+    }
+
+
+def _mistral3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.values.get("expert_count"):
+        raise keys.error("expert_count", "absent: experts are not supported")
+    # Without a key, the family would assume the scaling of the released models.
+    scaling = {"rope_type": "default", **config.get("rope_scaling", {})}
+    if scaling["rope_type"] == "yarn":
+        scaling |= {
+            "mscale": 1.0,
+            "mscale_all_dim": keys.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, 0.0),
+            "llama_4_scaling_beta": keys.number("attention.temperature_scale", 0.0, 1e3, 0.0),
+        }
+    return {
+        "architectures": ["Ministral3ForCausalLM"],
+        "rope_scaling": scaling,
+        "sliding_window": None,
+    }
+
+
 def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
     # The files do not say which layers have no positions; as in llama.cpp, every fourth has none.
     return {
@@ -299,8 +357,12 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
+    "minimax-m2": _minimax_m2,
+    "mistral3": _mistral3,
+    "phi3": _phi3,
     "granite": _granite,
     "granitemoe": _granitemoe,
     "olmo2": _olmo2,
     "smollm3": _smollm3,
+    "starcoder2": _starcoder2,
 }

@@ -130,6 +130,14 @@ def _rope_scaling(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
     freqs = keys.tensors.get("rope_freqs.weight")
     if freqs is not None:
         return {"rope_type": "factors", "factors": _read_factors(file, freqs)}
+    long, short = (keys.tensors.get(f"rope_factors_{each}.weight") for each in ("long", "short"))
+    if long is not None and short is not None:
+        factors = {
+            "short_factor": _read_factors(file, short),
+            "long_factor": _read_factors(file, long),
+        }
+        scale = keys.number("rope.scaling.attn_factor", 0.0, 1e6, 1.0)
+        return {"rope_type": "longrope", **factors, "attention_factor": scale}
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
@@ -153,7 +161,7 @@ def _rope_scaling(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
 def _read_factors(file: GgufFile, freqs: GgufTensor) -> list[float]:
     count = freqs.shape[0]
     if freqs.type.name != "F32" or len(freqs.shape) != 1 or count > MAX_HEAD_DIM:
-        raise StartupError(f"{file.path}: 'rope_freqs.weight' is not a short list of float32")
+        raise StartupError(f"{file.path}: {freqs.name!r} is not a short list of float32")
     try:
         with open_regular(freqs.file) as source:
             source.seek(freqs.start)
@@ -162,7 +170,7 @@ def _read_factors(file: GgufFile, freqs: GgufTensor) -> list[float]:
     except (OSError, struct.error) as error:
         raise StartupError(f"{file.path} cannot be read: {error}") from error
     if not all(math.isfinite(factor) and factor > 0 for factor in factors):
-        raise StartupError(f"{file.path}: 'rope_freqs.weight' has a number that is not positive")
+        raise StartupError(f"{file.path}: {freqs.name!r} has a number that is not positive")
     return factors
 
 

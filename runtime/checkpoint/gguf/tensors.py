@@ -50,6 +50,19 @@ _MIXTRAL = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_MINIMAX_M2 = {
+    **_MIXTRAL,
+    "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+}
+_PHI3 = {
+    "attn_qkv": "self_attn.qkv_proj",
+    # Gate and up together.
+    "ffn_up": "mlp.gate_up_proj",
+}
+_STARCODER2 = {
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
@@ -102,7 +115,9 @@ _WHOLE_NAMES = {
 # Tensors with a matrix for each head, which become one matrix with the heads' rows in order.
 _OF_HEADS = frozenset({"attn_k_b", "attn_v_b"})
 # Tensors that are part of the configuration, not weights.
-_SUPERFLUOUS = frozenset({"rope_freqs.weight"})
+_SUPERFLUOUS = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
 
 
 @dataclass(frozen=True)
@@ -133,8 +148,12 @@ _DIALECTS = {
     "granite": _Dialect(heads=_LLAMA_HEADS),
     "granitemoe": _Dialect(_GRANITE_MOE, _LLAMA_HEADS),
     "llama": _Dialect(heads=_LLAMA_HEADS),
+    "minimax-m2": _Dialect(_MINIMAX_M2),
+    "mistral3": _Dialect(heads=_LLAMA_HEADS),
     "olmo2": _Dialect(_OLMO2),
+    "phi3": _Dialect(_PHI3),
     "smollm3": _Dialect(heads=_LLAMA_HEADS),
+    "starcoder2": _Dialect(_STARCODER2),
 }
 
 
@@ -182,7 +201,7 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
         if match is None:
             name = tensor.name
         elif part in _WHOLE_NAMES:
-            name = f"model.layers.{match[1]}.{_WHOLE_NAMES[part]}"
+            name = f"model.layers.{match[1]}.{dialect.names.get(part, _WHOLE_NAMES[part])}"
         elif known is None:
             name = tensor.name
         else:
