@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER),
         *[_SIZE] * 6,
     ),
+    "hr_mamba2": (*(_SIZE, _POINTER, _POINTER, _SIZE, *[_POINTER] * 8, *[_SIZE] * 7),),
     "hr_gated_delta": (*(_SIZE, _POINTER, _POINTER, _SIZE, *[_POINTER] * 9, *[_SIZE] * 8),),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),

@@ -5,9 +5,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from kernels.state_places import StatePlaces
 from kernels.table import Entry, Table
 
-__all__ = ["GATED_DELTA", "DeltaPlaces", "DeltaShape", "GatedDeltaKernels", "gated_delta"]
+__all__ = ["GATED_DELTA", "DeltaShape", "GatedDeltaKernels", "gated_delta"]
 
 
 class DeltaShape(NamedTuple):
@@ -45,28 +46,6 @@ class DeltaShape(NamedTuple):
         return keys + self.num_value_heads * self.value_dim
 
 
-class DeltaPlaces(NamedTuple):
-    """The bounds of a step's sequences, and the slots of their states.
-
-    Attributes:
-        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.
-        reads: `[num_seqs]` int64, slot of each sequence's state before its tokens.
-        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves. A save writes the
-            state after one of the step's tokens to a slot.
-        save_ends: `[num_saves]` int64, index in the step of the last token that the saved state has
-            seen, plus one. Ascending within a sequence; the last one is the sequence's end.
-        save_slots: `[num_saves]` int64, slots that are written.
-        is_decode: whether each sequence has one token.
-    """
-
-    qo_indptr: Tensor
-    reads: Tensor
-    save_indptr: Tensor
-    save_ends: Tensor
-    save_slots: Tensor
-    is_decode: bool
-
-
 class GatedDeltaKernels(Protocol):
     """The functions that each implementation of this op provides."""
 
@@ -77,7 +56,7 @@ class GatedDeltaKernels(Protocol):
         decay: Tensor,
         dt_bias: Tensor,
         state: Tensor,
-        places: DeltaPlaces,
+        places: StatePlaces,
         shape: DeltaShape,
     ) -> Tensor:
         """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
@@ -111,7 +90,7 @@ def gated_delta(
     decay: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: DeltaPlaces,
+    places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
     """Update each head's matrix token by token, and read it with the token's query.

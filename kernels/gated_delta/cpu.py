@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import DTYPES, library
-from kernels.gated_delta import DeltaPlaces, DeltaShape, reference
+from kernels.gated_delta import DeltaShape, reference
+from kernels.state_places import StatePlaces
 
 _gated_delta = library().hr_gated_delta
 
@@ -15,7 +16,7 @@ def gated_delta(
     decay: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: DeltaPlaces,
+    places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
     """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""

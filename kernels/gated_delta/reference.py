@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.gated_delta import DeltaPlaces, DeltaShape
+from kernels.gated_delta import DeltaShape
+from kernels.state_places import StatePlaces
 
 _EPS = 1e-6
 
@@ -15,7 +16,7 @@ def gated_delta(
     decay: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: DeltaPlaces,
+    places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
     """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""

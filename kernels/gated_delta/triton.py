@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta import DeltaPlaces, DeltaShape
+from kernels.gated_delta import DeltaShape
+from kernels.state_places import StatePlaces
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 # Columns of a program. They are few, so that many programs read memory at a time.
@@ -104,7 +105,7 @@ def gated_delta(
     decay: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    places: DeltaPlaces,
+    places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
     """Update and read each head's matrix in one launch; see `kernels.gated_delta.gated_delta`."""

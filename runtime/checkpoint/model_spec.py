@@ -171,17 +171,25 @@ class StatePart:
     Attributes:
         shape: the tensor's shape for one sequence, before ranks split it.
         split_dim: index of the dimension that ranks split.
+        num_shared, num_groups: the last elements of that dimension that belong to equal groups, and
+            the number of these groups; with fewer groups than ranks, several ranks keep a copy of
+            one.
         dtype: the tensor's type; `auto` for the model's type.
     """
 
     shape: tuple[int, ...]
     split_dim: int = 0
     dtype: Literal["auto", "float32"] = "auto"
+    num_shared: int = 0
+    num_groups: int = 1
 
     def shape_of_rank(self, tp_size: int) -> tuple[int, ...]:
         """Return the shape of one rank's part."""
-        sizes = enumerate(self.shape)
-        return tuple(size // tp_size if i == self.split_dim else size for i, size in sizes)
+        shape = list(self.shape)
+        own = shape[self.split_dim] - self.num_shared
+        of_groups = self.num_shared // min(self.num_groups, tp_size)
+        shape[self.split_dim] = own // tp_size + of_groups
+        return tuple(shape)
 
     def bytes_of_rank(self, tp_size: int, itemsize: int) -> int:
         """Return the bytes of one rank's part; `itemsize` is for a number of the model's type."""

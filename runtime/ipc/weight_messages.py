@@ -261,6 +261,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_blocks: number of blocks, see `WeightShard`. If there are several, all rows are
             included.
         spans: see `WeightShard`. If there are any, all rows are included.
+        num_parts: see `WeightShard`.
     """
 
     shape: list[int]
@@ -270,6 +271,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes
     num_blocks: int = 1
     spans: list[int] = []
+    num_parts: list[int] = []
 
 
 class RankCall(_Message, frozen=True):

@@ -103,6 +103,7 @@ FAMILIES: dict[str, Family] = {
     "GlmForCausalLM": _decoder("glm4", "read_glm"),
     "GraniteForCausalLM": _decoder("granite"),
     "GraniteMoeForCausalLM": _decoder("granite", "read_moe"),
+    "GraniteMoeHybridForCausalLM": _hybrid("granite", "read_hybrid"),
     "GptOssForCausalLM": _decoder("gpt_oss"),
     "Lfm2ForCausalLM": _hybrid("lfm2"),
     "LlamaForCausalLM": _decoder("llama"),

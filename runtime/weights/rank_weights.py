@@ -209,6 +209,7 @@ class RankWeights:
                 data=part.numpy().tobytes(),
                 num_blocks=shard.num_blocks,
                 spans=list(shard.spans),
+                num_parts=list(shard.num_parts),
             )
         )
 

@@ -176,9 +176,16 @@ def _join_blocks(parts: list[WeightPart]) -> WeightPart:
 
 
 def _join_spans(parts: list[WeightPart]) -> WeightPart:
-    """Join parts where every rank has an equal part of each span of rows."""
+    """Join parts where every rank has a part of each span of rows."""
     ranks = [np.frombuffer(part.data, dtype=np.float32).reshape(part.shape) for part in parts]
-    ends = np.cumsum([span // len(parts) for span in parts[0].spans])
+    counts = parts[0].num_parts
+    ends = np.cumsum([span // n for span, n in zip(parts[0].spans, counts, strict=True)])
     of_spans = zip(*(np.split(rank, ends[:-1]) for rank in ranks), strict=True)
-    rows = np.concatenate([piece for pieces in of_spans for piece in pieces])[: parts[0].whole_len]
+    # Of ranks with copies of a part, the first one is taken.
+    pieces = [
+        piece
+        for of_span, n in zip(of_spans, counts, strict=True)
+        for piece in of_span[:: len(parts) // n]
+    ]
+    rows = np.concatenate(pieces)[: parts[0].whole_len]
     return WeightPart(list(rows.shape), None, 0, 0, rows.tobytes())

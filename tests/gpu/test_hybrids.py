@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernels.causal_conv import CAUSAL_CONV
-from kernels.gated_delta import GATED_DELTA, DeltaPlaces, DeltaShape
+from kernels.gated_delta import GATED_DELTA, DeltaShape
+from kernels.state_places import StatePlaces
 from tests.support.gpu import DEVICE, on_gpu, prompt, small_engine
 from tests.support.tiny_models import TINY_HYBRIDS, tiny_model
 
@@ -45,7 +46,7 @@ def test_kernels_equal_the_reference_at_the_sizes_of_a_model(
     torch.manual_seed(0)
     shape, num_seqs = DeltaShape(16, 32, 128, 128), 64 if num_tokens == 64 else 2
     bounds = torch.arange(num_seqs + 1, dtype=torch.int32) * (num_tokens // num_seqs)
-    places = DeltaPlaces(
+    places = StatePlaces(
         bounds,
         torch.arange(num_seqs),
         torch.arange(num_seqs + 1, dtype=torch.int32),
@@ -68,7 +69,7 @@ def test_kernels_equal_the_reference_at_the_sizes_of_a_model(
 
     given = [sent(each) for each in (qkv, gates, decay, dt_bias)]
     there = state.to(DEVICE)
-    moved = DeltaPlaces(*(sent(each) for each in places))
+    moved = StatePlaces(*(sent(each) for each in places))
     got = GATED_DELTA.load("triton").gated_delta(*given, there, moved, shape)
     limit = 2e-2 if dtype is torch.bfloat16 else 1e-4
     torch.testing.assert_close(got.cpu(), want, rtol=limit, atol=limit)

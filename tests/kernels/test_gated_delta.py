@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.gated_delta import GATED_DELTA, DeltaPlaces, DeltaShape
+from kernels.gated_delta import GATED_DELTA, DeltaShape
+from kernels.state_places import StatePlaces
 
 IMPLEMENTATIONS = [name for name in GATED_DELTA if GATED_DELTA.unavailable(name) is None]
 SHAPES = [DeltaShape(2, 4, 16, 8), DeltaShape(1, 1, 5, 3), DeltaShape(1, 3, 40, 50)]
@@ -15,7 +16,7 @@ def places_of(lens, reads, saves):
     bounds = torch.tensor([0, *lens]).cumsum(0)
     flat = [(int(bounds[s]) + n, slot) for s, one in enumerate(saves) for n, slot in one]
     counts = torch.tensor([0, *map(len, saves)]).cumsum(0)
-    return DeltaPlaces(
+    return StatePlaces(
         bounds.int(),
         torch.tensor(reads),
         counts.int(),

@@ -17,6 +17,7 @@ from runtime.models.registry import read_model_spec
 from tests.support.driver import load
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_HYBRIDS, copy_of, tiny_model
+from tests.support.two_ranks import TwoRanks
 
 FAMILIES = list(TINY_HYBRIDS)
 NUM_NEW = 24
@@ -164,6 +165,16 @@ def test_pauses_aborts_and_sampling(name: str, overlap: bool) -> None:
     assert [plain[i] for i in (0, 2)] == [undisturbed(name)[i] for i in (0, 2)]
     for every in (3, 8):
         assert run(every) == plain
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_ranks_equal_transformers(name: str) -> None:
+    assert not read_model_spec(tiny_model(name)).uneven_parts(2)
+    prompt = PROMPTS[0]
+    with torch.inference_mode():
+        expected = theirs(name)(torch.tensor([prompt]), use_cache=False).logits[0]
+    for logits in TwoRanks(tiny_model(name)).prefill(prompt, 33):
+        assert torch.allclose(logits, expected, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -33,6 +33,7 @@ from kernels.linear import triton_gemv as gemv
 from kernels.linear import triton_invariant as invariant_linear
 from kernels.lora.triton_few import expand_few_kernel, shrink_few_kernel
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
+from kernels.mamba2 import triton as mamba2
 from kernels.norm import triton as norm
 from kernels.paged_attention import triton_invariant as invariant_attention
 from kernels.paged_attention import triton_tiles as tiles
@@ -328,6 +329,8 @@ def dependent() -> Iterator[Kernel]:
     constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
     constants |= {"GATE_SPAN": 2, "COLUMNS": 32, "PDL": True}
     yield "gated delta", gated_delta.delta_kernel, constants, 4
+    constants = {"GROUPS": 8, "HEADS": 64, "HEAD_DIM": 64, "STATE_DIM": 128, "ROWS": 128}
+    yield "mamba 2", mamba2.mamba2_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from kernels.kv_forms import KV_FORMS
-from runtime.checkpoint.model_spec import LatentState, PagedState, SharedState
+from runtime.checkpoint.model_spec import LatentState, PagedState, RecurrentState, SharedState
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
-from runtime.models.attention.forward_batch import ForwardBatch, KVCache
+from runtime.models.attention.forward_batch import ForwardBatch, KVCache, StateSteps
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
+
+# Slots of recurrent states: two for each of the sequences that one test has at most.
+NUM_SLOTS = 66
 
 
 def load(folder: Path, dtype: str = "float32", overrides: dict[str, Any] | None = None) -> CausalLM:
@@ -34,6 +37,8 @@ class Sequence:
     tokens: list[int]
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    # The slot of its recurrent states, 0 ahead of its first token.
+    slot: int = 0
 
 
 class Driver:
@@ -57,17 +62,31 @@ class Driver:
         # Slots that were not written contain NaN, which shows reads beyond the end of a sequence.
         # In every number type of the cache, NaN has all bits set.
         self.kv = []
+        ranks = model.context.tp_size
         for state in model.spec.layer_states:
             if isinstance(state, SharedState):
                 self.kv.append(self.kv[state.layer_idx])
                 continue
+            if isinstance(state, RecurrentState):
+                parts = [
+                    torch.zeros(
+                        (NUM_SLOTS, *part.shape_of_rank(ranks)),
+                        dtype=torch.float32 if part.dtype == "float32" else dtype,
+                    )
+                    for part in state.parts
+                ]
+                empty = torch.empty(0)
+                self.kv.append(KVCache(empty, empty, tuple(parts)))
+                continue
             assert isinstance(state, PagedState)
             row_bytes = form.row_elements(state.head_dim) * dtype.itemsize
-            heads = state.heads_of_rank(model.context.tp_size)
+            heads = state.heads_of_rank(ranks)
             shape = (num_pages, heads, page_size, row_bytes)
             pages = (torch.full(shape, 255, dtype=torch.uint8).view(dtype) for _ in "kv")
             keys = next(pages)
             self.kv.append(KVCache(keys, keys if isinstance(state, LatentState) else next(pages)))
+        # Each step writes to the slot after the one that the last step wrote.
+        self._last_slot = 0
         self.free = list(range(1, num_pages))
         # The pages are in random order, so that no test depends on consecutive pages.
         random.Random(0).shuffle(self.free)
@@ -92,7 +111,7 @@ class Driver:
         """Free the pages of a sequence, which must not be shared. Its tokens are kept."""
         self.free += sequence.pages
         sequence.pages = []
-        sequence.computed = 0
+        sequence.computed = sequence.slot = 0
 
     def step(self, work: list[tuple[Sequence, int]]) -> list[Tensor]:
         """Compute the given number of next tokens for each sequence, in one batch.
@@ -130,6 +149,7 @@ class Driver:
             logits_indices=None,
             kv=self.kv,
             attention=self.attention,
+            states=self._move_states([seq for seq, _ in plan], indptr),
         )
         with torch.inference_mode():
             self.attention.plan(batch)
@@ -138,6 +158,22 @@ class Driver:
         rows = logits.split([count for _, count in plan])
         by_entry = dict(zip(order, rows, strict=True))
         return [by_entry[i] for i in range(len(work))]
+
+    def _move_states(self, sequences: SequenceOf[Sequence], indptr: SequenceOf[int]) -> StateSteps:
+        """Return where the sequences of a step read and write recurrent states."""
+        reads = torch.tensor([each.slot for each in sequences])
+        for each in sequences:
+            self._last_slot = self._last_slot % (NUM_SLOTS - 1) + 1
+            each.slot = self._last_slot
+        seqs = torch.arange(len(sequences))
+        return StateSteps(
+            reads,
+            torch.arange(len(sequences) + 1, dtype=torch.int32),
+            torch.tensor(indptr[1:]),
+            seqs,
+            torch.tensor([each.slot for each in sequences]),
+            is_decode=indptr[-1] == len(sequences),
+        )
 
     def prefill(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
         """Compute all remaining tokens, `chunk` per step; return the logits of all of them."""

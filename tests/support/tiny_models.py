@@ -186,6 +186,17 @@ _LINEAR_HEADS = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+_GRANITE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 24,
+    "embedding_multiplier": 0.25,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 _SHARED_EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
@@ -209,6 +220,25 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
     "qwen3_next": TinyModel(
         "Qwen3NextForCausalLM",
         {**_LINEAR_HEADS, **_SHARED_EXPERTS, "mlp_only_layers": [0]},
+    ),
+    # Attention of one model rotates; heads of the other one are in two groups, with a norm of each.
+    "granite_hybrid": TinyModel(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+        },
+    ),
+    "granite_hybrid_moe": TinyModel(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "mamba_n_groups": 2,
+        },
     ),
     "qwen3_5": TinyModel("Qwen3_5ForCausalLM", _LINEAR_HEADS),
     "qwen3_5_moe": TinyModel("Qwen3_5MoeForCausalLM", {**_LINEAR_HEADS, **_SHARED_EXPERTS}),

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.state_places import StatePlaces
+
 if TYPE_CHECKING:
     from runtime.models.attention.backend import AttentionBackend
     from runtime.models.layers.adapter_slots import AdapterSlots
@@ -82,6 +84,15 @@ class StateSteps:
         self.save_slots = save_slots
         self.is_decode = is_decode
         self._taps: dict[int, Tensor] = {}
+
+    def places(self, qo_indptr: Tensor) -> StatePlaces:
+        """Return the places as kernels take them.
+
+        Args:
+            qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.
+        """
+        saves = self.save_indptr, self.save_ends, self.save_slots
+        return StatePlaces(qo_indptr, self.reads, *saves, self.is_decode)
 
     def taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
         """Return the rows that a causal convolution reads before each token and each save.

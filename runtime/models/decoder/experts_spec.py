@@ -114,6 +114,7 @@ class ExpertsSpec:
         names: the tensors' names in the checkpoint.
         stacked: the form of a checkpoint that stores all experts in one tensor per matrix; `None`
             if each expert has its own tensors.
+        fused_shared: whether the gate and up matrices of the shared expert are one tensor.
     """
 
     num_experts: int
@@ -127,6 +128,7 @@ class ExpertsSpec:
     has_shared_gate: bool = True
     names: ExpertNames = field(default_factory=ExpertNames)
     stacked: StackedForm | None = None
+    fused_shared: bool = False
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
         """Yield the spec of every tensor of the mixture in one layer.
@@ -153,8 +155,10 @@ class ExpertsSpec:
         if not self.shared_size:
             return
         shared, inner = f"{block}.{names.shared}", self.shared_size
-        for shard in ("gate", "up"):
-            both = f"{target}.shared.gate_up_proj"
+        both = f"{target}.shared.gate_up_proj"
+        if self.fused_shared:
+            yield from linear_weights(f"{shared}.gate_up_proj", both, (2 * inner, hidden))
+        for shard in () if self.fused_shared else ("gate", "up"):
             yield from linear_weights(f"{shared}.{shard}_proj", both, (inner, hidden), shard)
         down = f"{target}.shared.down_proj"
         yield from linear_weights(f"{shared}.down_proj", down, (hidden, inner))

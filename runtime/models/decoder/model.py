@@ -18,7 +18,7 @@ from runtime.checkpoint.attention_spec import LatentAttentionSpec
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.latent_attention import LatentAttention
-from runtime.models.decoder.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from runtime.models.decoder.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.delta_net import DeltaNet
@@ -27,6 +27,7 @@ from runtime.models.layers.gated_attention import GatedAttention
 from runtime.models.layers.joint_norm import JointNorm
 from runtime.models.layers.kv_scales import KvScales
 from runtime.models.layers.linear import Linear, column, heads, spanned
+from runtime.models.layers.mamba2 import Mamba2
 from runtime.models.layers.mixer import Mixer
 from runtime.models.layers.mixture import SharedExpert, SparseMLP
 from runtime.models.layers.norm import LayerNorm, RMSNorm, add_normed
@@ -231,6 +232,8 @@ class DecoderLayer:
             return ShortConv(recurrence, spec.hidden_size, context, layer_idx)
         if isinstance(recurrence, DeltaNetSpec):
             return DeltaNet(recurrence, spec.hidden_size, context, layer_idx)
+        if isinstance(recurrence, Mamba2Spec):
+            return Mamba2(recurrence, spec.hidden_size, context, layer_idx)
         assert recurrence is None, "a recurrence without a layer"
         of_layer = spec.attention(layer_idx)
         if isinstance(of_layer, LatentAttentionSpec):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import RecurrentState, StatePart, WeightSpec
 from runtime.models.decoder.weight_map import linear_weights, norm_weight
 
@@ -33,6 +35,10 @@ class RecurrentSpec(ABC):
     @abstractmethod
     def uneven_parts(self, tp_size: int) -> list[str]:
         """Return the parts that ranks cannot share evenly; see `ModelSpec.uneven_parts`."""
+
+    def norms_across_ranks(self, tp_size: int) -> bool:  # noqa: ARG002  # most norm each head
+        """Whether a norm covers numbers of several ranks."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,3 +167,102 @@ class DeltaNetSpec(RecurrentSpec):
         """Return the key heads if ranks cannot share them evenly; see `RecurrentSpec`."""
         heads = self.num_key_heads
         return [f"{heads} key heads of linear attention"] if heads % tp_size else []
+
+
+def check_time_steps(config: Keys) -> None:
+    """Refuse bounds of Mamba's time steps; published models have none.
+
+    Raises:
+        StartupError: `time_step_limit` has bounds.
+    """
+    limit = config.values.get("time_step_limit")
+    # transformers 5 writes infinity as an object.
+    endless = (math.inf, {"__float__": "Infinity"})
+    is_free = isinstance(limit, list) and len(limit) == 2 and not limit[0] and limit[1] in endless
+    if limit is not None and not is_free:
+        raise config.error("time_step_limit", "[0, Infinity]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Spec(RecurrentSpec):
+    """Mamba 2: a short convolution, a recurrence over a matrix for each head, a gated norm.
+
+    Attributes:
+        num_groups: groups of consecutive heads; those of a group share two vectors of a token.
+        num_heads: heads over all ranks, a multiple of `num_groups`.
+        head_dim: elements of a head.
+        state_dim: elements of the vectors that the heads of a group share.
+        width: tokens that the convolution sees, including the newest.
+        eps: epsilon of the norm, which covers the heads of a group together.
+        has_conv_bias: whether the convolution has a bias.
+        has_bias: whether both products have biases.
+        name: name of the layer's part in a checkpoint.
+    """
+
+    num_groups: int
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    width: int
+    eps: float
+    has_conv_bias: bool = True
+    has_bias: bool = False
+    name: str = "mamba"
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads over all ranks."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_spans(self) -> tuple[int, int, int]:
+        """Channels of the convolution: the heads' inputs and two vectors of each group."""
+        of_groups = self.num_groups * self.state_dim
+        return self.inner, of_groups, of_groups
+
+    @property
+    def conv_parts(self) -> tuple[int, int, int]:
+        """The most parts into which ranks can cut each of these spans."""
+        return self.num_heads, self.num_groups, self.num_groups
+
+    @property
+    def state(self) -> RecurrentState:
+        """The last inputs of the convolution, and a matrix for each head."""
+        inputs, *shared = self.conv_spans
+        channels = StatePart(
+            (self.width - 1, inputs + sum(shared)),
+            split_dim=1,
+            num_shared=sum(shared),
+            num_groups=self.num_groups,
+        )
+        matrix = StatePart((self.num_heads, self.state_dim, self.head_dim), dtype="float32")
+        return RecurrentState((channels, matrix))
+
+    def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
+        """See `RecurrentSpec`."""
+        name, ours, channels = f"{prefix}.{self.name}", f"{prefix}.mamba", sum(self.conv_spans)
+        rows, bias = self.inner + channels + self.num_heads, self.has_bias
+        weights = linear_weights(f"{name}.in_proj", f"{ours}.in_proj", (rows, hidden), bias=bias)
+        for weight in conv_weights(f"{name}.conv1d", channels, self.width, bias=self.has_conv_bias):
+            weights.append(replace(weight, target=weight.target.replace(name, ours)))
+        for vector in ("A_log", "dt_bias", "D"):
+            stored, shape = f"{name}.{vector}", (self.num_heads,)
+            weights.append(WeightSpec(stored, shape, f"{ours}.heads.vector", vector, kind="bias"))
+        weights.append(norm_weight(f"{name}.norm", self.inner, f"{ours}.norm"))
+        out = f"{name}.out_proj"
+        return weights + linear_weights(out, f"{ours}.o_proj", (hidden, self.inner), bias=bias)
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """See `RecurrentSpec`."""
+        groups = self.num_groups
+        # With fewer groups than ranks, several ranks hold a copy of one.
+        shared_unevenly = groups % tp_size if groups >= tp_size else tp_size % groups
+        parts = (
+            (self.num_heads % tp_size, f"{self.num_heads} heads of Mamba"),
+            (shared_unevenly, f"{groups} groups of heads of Mamba"),
+        )
+        return [what for rest, what in parts if rest]
+
+    def norms_across_ranks(self, tp_size: int) -> bool:
+        """See `RecurrentSpec`."""
+        return self.num_groups < tp_size

@@ -225,7 +225,11 @@ class DecoderSpec(ModelSpec):
 
         torch sums the squares of a rank's heads in an order of its own.
         """
-        if deterministic and tp_size > 1 and self.has_joint_qk_norm:
+        recurrent = (self.recurrence(i) for i in range(self.num_layers))
+        has_wide_norm = self.has_joint_qk_norm or any(
+            each is not None and each.norms_across_ranks(tp_size) for each in recurrent
+        )
+        if deterministic and tp_size > 1 and has_wide_norm:
             raise StartupError(
                 f"--enable-deterministic-inference: {self.architecture} has norms over all heads, "
                 f"which are not batch-invariant with --tp-size {tp_size}."

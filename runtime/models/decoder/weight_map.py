@@ -7,7 +7,7 @@ imported, the loader fills parameters by it, and dummy weights are made from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from runtime.checkpoint.attention_spec import LatentAttentionSpec
@@ -47,6 +47,19 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     if spec.gives == "tokens" and not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
     return weights
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return a family's name of a weight, given Llama's.
+
+    Args:
+        name: Llama's name.
+        names: from parts of Llama's names to the family's; the first one that occurs counts.
+    """
+    for ours, theirs in names.items():
+        if ours in name:
+            return name.replace(ours, theirs)
+    return name
 
 
 def norm_weight(

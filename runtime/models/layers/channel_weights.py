@@ -20,21 +20,53 @@ class SpansShard(WeightShard):
     Attributes:
         spans: number of rows of each span. The fields `start` and `length` are not used.
         rank, num_ranks: this rank's index and the number of ranks, which select the part.
+        num_parts: see `WeightShard`.
     """
 
     spans: tuple[int, ...] = ()
     rank: int = 0
     num_ranks: int = 1
+    num_parts: tuple[int, ...] = ()
 
     def local_part(self, whole: Tensor) -> Tensor:
         """Return this rank's part of the tensor `whole`; see `WeightShard`."""
-        parts = whole.split(list(self.spans))
-        return torch.cat([part.chunk(self.num_ranks)[self.rank] for part in parts])
+        cut = zip(whole.split(list(self.spans)), self.num_parts, strict=True)
+        return torch.cat([span.chunk(n)[self.rank * n // self.num_ranks] for span, n in cut])
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of this rank's part; see `WeightShard`."""
-        return (sum(self.spans) // self.num_ranks, *self.shape[1:])
+        cut = zip(self.spans, self.num_parts, strict=True)
+        return (sum(rows // count for rows, count in cut), *self.shape[1:])
+
+
+def spans_shard(
+    spans: Sequence[int],
+    rest: tuple[int, ...],
+    context: BuildContext,
+    *,
+    offset: int = 0,
+    num_parts: Sequence[int] = (),
+) -> SpansShard:
+    """Return this rank's part of a tensor of several spans of rows.
+
+    Args:
+        spans: rows of each span.
+        rest: the other dimensions of the tensor.
+        context: ranks.
+        offset: first row of the parameter that the part fills.
+        num_parts: the most parts into which each span can be cut; empty for no limit.
+
+    Raises:
+        ValueError: a span cannot be cut evenly.
+    """
+    ranks = context.tp_size
+    most = [min(count, ranks) for count in num_parts] or [ranks] * len(spans)
+    for rows, count in zip(spans, most, strict=True):
+        if rows % count or ranks % count:
+            raise ValueError(f"{rows} rows in {count} parts cannot be cut among {ranks} ranks")
+    place = (offset, 0, 0, 0, 1, tuple(spans), context.tp_rank, ranks, tuple(most))
+    return SpansShard((sum(spans), *rest), *place)
 
 
 class ChannelWeights(WeightHolder):
@@ -76,7 +108,12 @@ class ChannelWeights(WeightHolder):
 
 
 def conv_holder(
-    spans: Sequence[int], width: int, context: BuildContext, *, bias: bool = False
+    spans: Sequence[int],
+    width: int,
+    context: BuildContext,
+    *,
+    bias: bool = False,
+    num_parts: Sequence[int] = (),
 ) -> ChannelWeights:
     """Return the weights of a convolution over channels.
 
@@ -85,14 +122,13 @@ def conv_holder(
         width: tokens that the convolution sees.
         context: dtype, device and rank.
         bias: whether the convolution has a bias.
+        num_parts: see `spans_shard`.
     """
-    channels, rank, num_ranks = sum(spans), context.tp_rank, context.tp_size
-
-    def shard(*shape: int) -> WeightShard:
-        place = (0, 0, 0, 0, 1, tuple(spans), rank, num_ranks)
-        return SpansShard(shape, *place)
-
-    shards = {"weight": shard(channels, 1, width)}
-    if bias:
-        shards["bias"] = shard(channels)
-    return ChannelWeights(shards, context)
+    shapes = {"weight": (1, width), "bias": ()} if bias else {"weight": (1, width)}
+    return ChannelWeights(
+        {
+            name: spans_shard(spans, rest, context, num_parts=num_parts)
+            for name, rest in shapes.items()
+        },
+        context,
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.activation import act_and_mul
 from kernels.causal_conv import causal_conv
-from kernels.gated_delta import DeltaPlaces, DeltaShape, gated_delta
+from kernels.gated_delta import DeltaShape, gated_delta
 from kernels.rounding import Activations, Rounding
 from runtime.models.attention.forward_batch import ForwardBatch
 from runtime.models.decoder.recurrent_spec import DeltaNetSpec
@@ -99,14 +99,7 @@ class DeltaNet(Mixer):
             steps.save_slots,
             silu=True,
         )
-        places = DeltaPlaces(
-            batch.qo_indptr,
-            steps.reads,
-            steps.save_indptr,
-            steps.save_ends,
-            steps.save_slots,
-            steps.is_decode,
-        )
+        places = steps.places(batch.qo_indptr)
         decay = -torch.exp(self._a_log.vector)
         out = gated_delta(mixed, gates, decay, self._dt_bias.vector, state, places, shape)
         normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)

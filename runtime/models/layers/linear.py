@@ -15,7 +15,7 @@ from kernels.lora import LoraBank
 from kernels.rounding import Activations, Rounding
 from runtime.models.layers.adapter_slots import AdaptedLinear, AdapterSlots
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.channel_weights import SpansShard
+from runtime.models.layers.channel_weights import spans_shard
 from runtime.models.layers.matrix import Matrix, PlainMatrix
 from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard, whole
 
@@ -31,8 +31,9 @@ class Output:
         shard: name of the projection in the weight map, such as `q`.
         size: rows of its weight over all ranks.
         start, length: the rows of this rank.
-        spans: the rank's rows of each span, if it has a part of each of several spans instead of
-            the rows from `start` on; otherwise empty.
+        spans: rows of each span over all ranks, if the rank has a part of each of several spans
+            instead of the rows from `start` on; otherwise empty.
+        num_parts: the most parts of each span, see `spans_shard`.
     """
 
     shard: str
@@ -40,6 +41,7 @@ class Output:
     start: int
     length: int
     spans: tuple[int, ...] = ()
+    num_parts: tuple[int, ...] = ()
 
 
 def column(shard: str, size: int, context: BuildContext) -> Output:
@@ -54,14 +56,19 @@ def column(shard: str, size: int, context: BuildContext) -> Output:
     return Output(shard, size, context.tp_rank * length, length)
 
 
-def spanned(shard: str, spans: tuple[int, ...], context: BuildContext) -> Output:
-    """Cut each of several spans of output rows evenly among ranks.
+def spanned(
+    shard: str,
+    spans: tuple[int, ...],
+    context: BuildContext,
+    num_parts: tuple[int, ...] = (),
+) -> Output:
+    """Cut each of several spans of output rows evenly among ranks; see `spans_shard`.
 
     Raises:
         ValueError: the rows of a span cannot be split evenly.
     """
-    parts = [column(shard, span, context) for span in spans]
-    return Output(shard, sum(spans), 0, sum(part.length for part in parts), spans)
+    length = spans_shard(spans, (), context, num_parts=num_parts).num_rows
+    return Output(shard, sum(spans), 0, length, spans, num_parts)
 
 
 def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
@@ -304,11 +311,10 @@ def _rows_of(
     output: Output, rest: tuple[int, ...], offset: int, context: BuildContext
 ) -> WeightShard:
     """Return this rank's rows of a projection, which fill a parameter from row `offset` on."""
-    shape = (output.size, *rest)
     if not output.spans:
-        return WeightShard(shape, offset, 0, output.start, output.length)
-    place = (offset, 0, 0, 0, 1, output.spans, context.tp_rank, context.tp_size)
-    return SpansShard(shape, *place)
+        return WeightShard((output.size, *rest), offset, 0, output.start, output.length)
+    parts = output.num_parts
+    return spans_shard(output.spans, rest, context, offset=offset, num_parts=parts)
 
 
 def _summed(

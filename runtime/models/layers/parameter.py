@@ -62,6 +62,11 @@ class WeightShard:
         return ()
 
     @property
+    def num_parts(self) -> tuple[int, ...]:
+        """Equal parts of each span; with fewer than ranks, neighbours have a copy of one part."""
+        return ()
+
+    @property
     def num_rows(self) -> int:
         """Rows of the parameter that this shard fills."""
         return self.local_shape[0]

@@ -1,8 +1,8 @@
-"""A vector of weights in float32, such as one number per head."""
+"""Vectors of weights in float32, such as one number per head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,14 +12,20 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
 class Vector(WeightHolder):
-    """One number for each head or expert; the tensor never changes its address.
+    """One number for each head or expert, or several; the tensor never changes its address.
 
     Attributes:
-        vector: `[length]` float32, this rank's part.
+        vector: `[length]` float32, this rank's parts one after the other.
     """
 
-    def __init__(self, shard: WeightShard, context: BuildContext) -> None:
-        self._parameter = Parameter(shard.local_shape, {"": shard}, torch.float32, context.device)
+    def __init__(
+        self, shards: WeightShard | Mapping[str, WeightShard], context: BuildContext
+    ) -> None:
+        """Make the vector of one checkpoint tensor, or of several by their names in the map."""
+        if isinstance(shards, WeightShard):
+            shards = {"": shards}
+        shape = (sum(shard.num_rows for shard in shards.values()),)
+        self._parameter = Parameter(shape, shards, torch.float32, context.device)
         self.vector = self._parameter.allocate()
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:

@@ -14,7 +14,7 @@ from runtime.checkpoint.model_spec import WeightSpec
 from runtime.checkpoint.rope_json import read_rope
 from runtime.models.decoder.recurrent_spec import RecurrentSpec, ShortConvSpec
 from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, decoder_fields
-from runtime.models.decoder.weight_map import decoder_weights
+from runtime.models.decoder.weight_map import decoder_weights, renamed
 
 TRAITS = DecoderTraits(qk_norm=True)
 NORMS = {"input_norm": "operator_norm", "mlp_norm": "ffn_norm"}
@@ -61,7 +61,9 @@ class Lfm2Spec(DecoderSpec):
         return self.conv if layer_idx in self.conv_layers else None
 
     def _list_weights(self) -> Sequence[WeightSpec]:
-        return [replace(weight, name=_renamed(weight.name)) for weight in decoder_weights(self)]
+        return [
+            replace(weight, name=renamed(weight.name, _NAMES)) for weight in decoder_weights(self)
+        ]
 
 
 def read(config: Keys, generation: Keys) -> Lfm2Spec:
@@ -117,10 +119,3 @@ def _conv_layers(config: Keys, num_layers: int) -> frozenset[int]:
     if not is_list or not all(kind in known for kind in kinds):
         raise config.error("layer_types", f"{num_layers} of {_CONV} or {_FULL}")
     return frozenset(i for i, kind in enumerate(kinds[:MAX_LAYERS]) if kind == _CONV)
-
-
-def _renamed(name: str) -> str:
-    for ours, theirs in _NAMES.items():
-        if ours in name:
-            return name.replace(ours, theirs)
-    return name

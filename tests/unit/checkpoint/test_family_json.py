@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState
+from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState, RecurrentState
 from runtime.errors import StartupError
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.registry import read_model_spec
@@ -36,11 +36,13 @@ FAMILIES = [
     "GptOssForCausalLM",
     "GraniteForCausalLM",
     "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM",
     "MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
     "Phi3ForCausalLM",
+    "Qwen3_5ForCausalLM",
     "SmolLM3ForCausalLM",
     "Starcoder2ForCausalLM",
 ]
@@ -98,6 +100,21 @@ def test_joint_norms_are_not_invariant_on_several_ranks(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"deterministic-inference: .*--tp-size 2") as caught:
         spec.check(2, deterministic=True)
     assert "\n" not in caught.value.message
+
+
+def test_groups_of_heads_of_mamba_are_shared_by_ranks(tmp_path: Path) -> None:
+    """As Granite 4.0 H Small: one group, so that a norm covers all ranks."""
+    kinds = ["mamba"] * 5 + ["attention"]
+    values = {**SIZES, "layers_block_type": kinds, "mamba_n_heads": 128, "mamba_d_state": 128}
+    spec = read(tmp_path, "GraniteMoeHybridForCausalLM", values)
+    assert [isinstance(state, PagedState) for state in spec.layer_states] == [False] * 5 + [True]
+    state = spec.layer_states[0]
+    assert isinstance(state, RecurrentState)
+    assert [part.shape_of_rank(4) for part in state.parts] == [(3, 2048 + 256), (32, 128, 64)]
+    assert not spec.uneven_parts(8)
+    spec.check(1, deterministic=True)
+    with pytest.raises(StartupError, match=r"deterministic-inference: .*--tp-size 2"):
+        spec.check(2, deterministic=True)
 
 
 def test_version_4_stretches_only_layers_without_a_window(tmp_path: Path) -> None:
@@ -209,6 +226,11 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("GptOssForCausalLM", "swiglu_limit", 6.0),
         ("Gemma3ForCausalLM", "layer_types", [["full_attention"]] * 6),
         ("Lfm2ForCausalLM", "layer_types", [["conv"]] * 6),
+        ("GraniteMoeHybridForCausalLM", "layer_types", ["mamba"] * 5),
+        ("GraniteMoeHybridForCausalLM", "mamba_d_head", 63),
+        ("GraniteMoeHybridForCausalLM", "mamba_n_groups", 3),
+        ("GraniteMoeHybridForCausalLM", "position_embedding_type", "alibi"),
+        ("GraniteMoeHybridForCausalLM", "time_step_limit", [0.001, 0.1]),
         ("Qwen3NextForCausalLM", "layer_types", [{"linear_attention": 1}] * 6),
         ("Qwen3_5ForCausalLM", "linear_num_value_heads", 24),
         ("MiniMaxM2ForCausalLM", "hidden_act", "gelu"),

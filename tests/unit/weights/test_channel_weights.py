@@ -20,12 +20,14 @@ SPANS = [4, 4, 8]
 NAME = "model.layers.0.conv.weight"
 
 
-def read(rank: int, size: int, tensor: torch.Tensor, num_rows: int) -> RankReply:
+def read(
+    rank: int, size: int, tensor: torch.Tensor, num_rows: int, num_parts: tuple[int, ...]
+) -> RankReply:
     """The answer of a rank to which the whole tensor was loaded."""
     context = BuildContext(
         dtype=torch.float32, device=torch.device("cpu"), tp_rank=rank, tp_size=size
     )
-    holder = conv_holder(SPANS, 3, context)
+    holder = conv_holder(SPANS, 3, context, num_parts=num_parts)
     dict(holder.parameters())["weight"].fill("", tensor)
     weight = SimpleNamespace(name=NAME, target="conv.weight", shard="", shape=tuple(tensor.shape))
     spec = SimpleNamespace(
@@ -40,11 +42,15 @@ def read(rank: int, size: int, tensor: torch.Tensor, num_rows: int) -> RankReply
     return worker.run(ReadWeight(NAME, num_rows))
 
 
+@pytest.mark.parametrize("num_parts", [(), (4, 1, 2)], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("num_rows", [5, 16, 100])
-def test_the_parts_of_each_span_are_joined(size: int, num_rows: int) -> None:
+def test_the_parts_of_each_span_are_joined(
+    size: int, num_rows: int, num_parts: tuple[int, ...]
+) -> None:
+    """Ranks have copies of a span that cannot be cut into as many parts."""
     tensor = torch.randn(sum(SPANS), 1, 3)
-    replies = [read(rank, size, tensor, num_rows) for rank in range(size)]
+    replies = [read(rank, size, tensor, num_rows, num_parts) for rank in range(size)]
     joined = msgspec.msgpack.decode(join_parts(replies), type=WeightPart)
     assert joined.shape == list(tensor[:num_rows].shape)
     assert joined.data == tensor[:num_rows].numpy().tobytes()
