@@ -45,7 +45,7 @@ _LARGEST_CODE = 127
 
 
 def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert rows to the form of a cache of this dtype; rounded to nearest, ties to even.
+    """Convert rows to the form of a cache of this dtype, rounded to nearest, ties to even.
 
     Args:
         rows: `[..., head_dim]`, any floating dtype.

@@ -80,11 +80,11 @@ def unary(x: Tensor, activation: Unary) -> Tensor:
 
 
 def act_and_mul(x: Tensor, activation: Gate) -> Tensor:
-    """Return `activation(gate) * up` for each token; `swigluoai` is defined at `Gate`.
+    """Return `activation(gate) * up` for each token; see `Gate` for the formula of `swigluoai`.
 
     Args:
-        x: `[num_tokens, 2 * intermediate_size]`: gate in the first half of a row, up in the second;
-            float16, bfloat16 or float32, contiguous.
+        x: `[num_tokens, 2 * intermediate_size]`, float16, bfloat16 or float32, contiguous. The
+            first half of a row is gate, the second half is up.
         activation: how gate and up are combined.
 
     Returns:

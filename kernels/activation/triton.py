@@ -19,7 +19,7 @@ _LIMIT = tl.constexpr(SWIGLU_LIMIT)
 def activated(gate, ACTIVATION: tl.constexpr):
     """Return the activation of each element of `gate`, in float32."""
     if ACTIVATION == "gelu_tanh":
-        # (1 + tanh(z)) / 2 is the sigmoid of 2 z, here with 2 sqrt(2 / pi) for the constant of z.
+        # (1 + tanh(z)) / 2 is sigmoid(2 z), so the constant of z is doubled here: 2 sqrt(2 / pi).
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         result = gate / (1.0 + tl.exp(-slope))
     else:

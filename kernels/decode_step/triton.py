@@ -1,10 +1,10 @@
 """The inputs and outputs of a decode step in a few launches.
 
-A step's first kernel reads the host's inputs from host memory. A copy before each graph left the
-device idle for 17 microseconds of a step on an H200; now it is idle for 3 microseconds. Gathering
-the inputs in ten small launches took 30 microseconds.
+The first kernel of a step reads the host's inputs directly from host memory. With a copy before
+each graph instead, the device was idle for 17 microseconds of a step on an H200, compared with 3
+microseconds now. Gathering the inputs in ten small launches took 30 microseconds.
 
-The outputs are written directly to pinned host memory. Before, five operations ran between two
+The outputs are written directly to pinned host memory. Earlier, five operations ran between two
 steps' graphs: a copy to the host, a copy that protected the tokens from the next step, and the
 writes of the rows' next inputs.
 """
@@ -23,7 +23,7 @@ _BLOCK = 1024
 _SEQ_BLOCK = 128
 
 
-# Not specialized on the count, which depends on the batch size.
+# The kernel is not specialized on the count, which depends on the batch size.
 @triton.jit(do_not_specialize=["count"])
 def _fetch_inputs_kernel(
     buffers_ptr,
@@ -36,7 +36,8 @@ def _fetch_inputs_kernel(
 ):
     """Copy one buffer and advance `turn`.
 
-    It must run as one program: a second one could read `turn` after this one has written it.
+    The kernel must run as one program, because a second program could read `turn` after the first
+    has advanced it.
     """
     turn = (tl.load(turn_ptr) + 1) % num_turns
     tl.debug_barrier()
@@ -54,7 +55,7 @@ def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
     assert inputs.is_contiguous()
     count = len(inputs)
     assert count <= buffers.shape[1]
-    # Host memory has a high latency: read a long buffer in few iterations.
+    # Host memory has a high latency, so a long buffer is read in few iterations.
     is_long = count > _BLOCK
     _fetch_inputs_kernel[(1,)](
         buffers,

@@ -254,7 +254,7 @@ def multiply(product: SortedProduct, weight: Tensor, first_expert: int) -> None:
         product: the product of all experts.
         weight: `[num_experts, rows, in_features]`, contiguous, the weights of the consecutive
             experts.
-        first_expert: index of the first of them.
+        first_expert: index of the first of these experts.
     """
     x, tile, named = product.x, product.tile, product.launch()
     if product.bias is not None:

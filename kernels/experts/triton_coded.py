@@ -169,7 +169,7 @@ def codes_product_kernel(
                 acc_up += bias_up.to(tl.float32)[:, None]
         kind = out_ptr.dtype.element_ty
         if ACTIVATION is not None:
-            # Rounded as two separate kernels would round.
+            # The products are rounded, as two separate kernels would round them.
             gate, up = acc.to(kind).to(tl.float32), acc_up.to(kind).to(tl.float32)
             acc = gated(gate, up, ACTIVATION)
         tl.store(

@@ -42,7 +42,7 @@ def choose_kernel(
     found = tl.zeros([PLACES], tl.float32)
     chosen = tl.zeros([PLACES], tl.int64)
     for k in tl.static_range(NUM_CHOSEN):
-        # Of equal values, the first is taken.
+        # Among equal values, the first is taken.
         which = tl.min(tl.where(left == tl.max(left, 0), expert, BLOCK), 0)
         share = tl.sum(tl.where(expert == which, shares, 0.0), 0)
         found = tl.where(place == k, share, found)
@@ -137,7 +137,7 @@ def product_kernel(
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)
     block = program // features
-    # Also negative in an unused block.
+    # The result is also negative in an unused block.
     expert = tl.load(block_expert_ptr + block) - first_expert
     if (expert >= 0) & (expert < num_experts):
         row = tl.load(order_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -175,7 +175,7 @@ def product_kernel(
             if ACTIVATION is not None:
                 acc_up += tl.load(bias_ptrs + width).to(tl.float32)[:, None]
         if ACTIVATION is not None:
-            # Rounded as two separate kernels would round.
+            # The products are rounded, as two separate kernels would round them.
             gate, up = acc.to(kind).to(tl.float32), acc_up.to(kind).to(tl.float32)
             acc = gated(gate, up, ACTIVATION)
         tl.store(

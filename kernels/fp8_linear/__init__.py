@@ -126,8 +126,8 @@ class RoundedLinear(PackedLinear):
             own = None if bias is None else bias[first : first + len(matrix)].float()
             self._products.append((pack_plain(matrix, own), rounding))
             first += len(matrix)
-        # Tokens are rounded one by one, so the rest of the batch matters only as much as in the
-        # float32 product.
+        # Tokens are rounded one by one. The rest of the batch therefore affects a token only as
+        # much as it does in the float32 product.
         self.implementation = self._products[0][0].implementation
 
     @property
@@ -155,7 +155,7 @@ class RoundedLinear(PackedLinear):
 
 
 class IntegerLinear(PackedLinear):
-    """Products of int8 codes on a CPU: sums of whole numbers are exact, and are scaled once.
+    """Products of int8 codes on a CPU. Sums of whole numbers are exact, and are scaled once.
 
     Several matrices may be stacked; each may round activations in its own way.
     """

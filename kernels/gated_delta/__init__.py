@@ -19,8 +19,8 @@ class DeltaShape(NamedTuple):
         num_value_heads: number of value heads, a multiple of `num_key_heads`. Consecutive value
             heads share a key head.
         key_dim, value_dim: elements of a key head and of a value head.
-        has_flat_gates: whether a token's `b` of all heads precede its `a` of all heads; otherwise
-            the `b` of each key head's value heads precede their `a`.
+        has_flat_gates: the order of a token's gates. If true, `b` of all heads comes first, then
+            `a` of all heads. Otherwise each key head has `b` of its value heads, then their `a`.
     """
 
     num_key_heads: int
@@ -36,7 +36,7 @@ class DeltaShape(NamedTuple):
 
     @property
     def gate_span(self) -> int:
-        """Value heads whose `b` lie together, followed by their `a`."""
+        """Number of value heads whose `b` lie together, followed by their `a`."""
         return self.num_value_heads if self.has_flat_gates else self.ratio
 
     @property
@@ -96,14 +96,19 @@ def gated_delta(
     """Update each head's matrix token by token, and read it with the token's query.
 
     `S` is the matrix. `q` is the query, scaled to unit length and divided by the square root of its
-    size; `k` is the key, scaled to unit length. A token does this in float32: `S *= exp(decay *
-    softplus(a + dt_bias))`, `S += k (sigmoid(b) (v - S^T k))^T`, `out = S^T q`. Tokens are computed
-    one after the other, so the result does not depend on where a sequence was cut into steps.
+    size; `k` is the key, scaled to unit length; `v` is the value. Each token computes in float32:
+
+        S *= exp(decay * softplus(a + dt_bias))
+        S += k (sigmoid(b) (v - S^T k))^T
+        out = S^T q
+
+    Tokens are computed one after the other, so the result does not depend on where a sequence was
+    cut into steps.
 
     Args:
         qkv: `[num_tokens, shape.width]`, queries, keys and values of all heads; contiguous.
-        gates: `[num_tokens, 2 * num_value_heads]`, the dtype of `qkv`, tokens at any stride: `b`
-            and `a` of each value head, in the order that `shape.has_flat_gates` determines.
+        gates: `[num_tokens, 2 * num_value_heads]`, the dtype of `qkv`: `b` and `a` of each value
+            head, in the order that `shape.has_flat_gates` determines. Tokens may have any stride.
         decay: `[num_value_heads]` float32, negative.
         dt_bias: `[num_value_heads]` float32.
         state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. A slot is not both read

@@ -50,9 +50,10 @@ def gated_delta(
 
 
 def split_heads(qkv: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scaled unit queries, unit keys and values of each value head.
+    """Return the queries, keys and values of each value head.
 
-    Each is `[num_tokens, num_value_heads, size]` float32.
+    Queries and keys have unit length, and queries are then scaled. Each result is `[num_tokens,
+    num_value_heads, size]` float32.
     """
     keys = shape.num_key_heads * shape.key_dim
     query, key, value = qkv.float().split([keys, keys, qkv.shape[1] - 2 * keys], dim=1)

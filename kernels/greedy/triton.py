@@ -64,7 +64,7 @@ def _greedy_kernel(
     tl.store(arrived_ptr + row, 0)
     other = tl.arange(0, PARTS)
     known = other < num_parts
-    # Bypasses the L1 cache: other multiprocessors wrote these.
+    # The load bypasses the L1 cache, because other multiprocessors wrote these values.
     values = tl.load(
         values_ptr + row * num_parts + other,
         mask=known,

@@ -120,7 +120,10 @@ def decode_e2m1(codes: Tensor) -> Tensor:
 
 
 def code_e2m1(numbers: Tensor) -> Tensor:
-    """Return the uint8 codes of the nearest 4-bit floats; of two equally near, the even code."""
+    """Return the uint8 codes of the nearest 4-bit floats.
+
+    If two are equally near, the even code.
+    """
     table = torch.tensor(_E2M1, device=numbers.device)
     middle = (table[1:] + table[:-1]) / 2
     above = torch.bucketize(numbers.abs(), middle, right=False)
@@ -160,7 +163,7 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
         scales = ((high - low) / most).to(dtype)
     else:
         scales = (largest * 2 / most).to(dtype)
-    # The scale of a group of zeros; its codes are zero points with any scale.
+    # A group of zeros gets the scale 1; its codes equal the zero point with any scale.
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     found = (low / -scales.float()).round().clamp(0, most) if zeros else None
     zero = MIDDLE[form] if found is None else found[..., None]

@@ -1,4 +1,4 @@
-"""Products with codes that are converted to float32: 4 bytes a number beside the codes."""
+"""Products with codes that are also kept as float32, in 4 further bytes per number."""
 
 import torch
 from torch import Tensor

@@ -20,7 +20,7 @@ from kernels.triton_support import split_k
 from kernels.triton_support.device import interpreted, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
 
-# Most tokens for the product with codes; for more tokens, codes are converted to 16 bits first.
+# The most tokens for the product with codes. For more tokens, codes are converted to 16 bits first.
 MAX_TOKENS = 256
 TOKEN_BLOCKS = (16, 32, 64)
 # Bytes of a slice of rows in 16 bits.
@@ -95,7 +95,7 @@ class PackedCodes:
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False
         # If a step is one group, its zero point is in the word of its scale, so shapes do not show
-        # it.
+        # whether there are zero points.
         return (self.group, self.form, self.has_zeros, self.scales_dtype) == (
             other.group,
             other.form,
@@ -124,7 +124,7 @@ class PackedCodes:
         return self.codes, self.words, self.row_scales, zeros
 
     def grouped(self) -> Grouped:
-        """Return the codes as they were packed; 32-bit scales have become 16-bit scales."""
+        """Return the codes as they were packed, except that 32-bit scales are now 16-bit."""
         bits = BITS[self.form]
         fields = [(self.codes >> shift) & (2**bits - 1) for shift in range(0, 16, bits)]
         codes = torch.cat(fields, -1).to(torch.uint8)
@@ -184,7 +184,7 @@ def _to_words(scales: Tensor, zeros: Tensor | None, group: int, columns: int) ->
         return torch.nn.functional.pad(each, (0, steps * of_step - each.shape[1]))
 
     def as_words(each: Tensor) -> Tensor:
-        """Bytes of each step, whole words, as `[rows, steps, words]`."""
+        """Return the bytes of each step as whole words, `[rows, steps, words]`."""
         parts = each.contiguous().view(torch.uint8).view(len(each), steps, -1)
         return torch.nn.functional.pad(parts, (0, -parts.shape[2] % 4)).view(torch.int32)
 

@@ -17,8 +17,8 @@ group is larger:
 - For these small groups, a last word has the zero points.
 
 The conversion takes about one instruction per code. Bits are set beside two codes at once, which
-makes them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The float made in the
-same way of the zero point is then subtracted, which is exact. The bits of a 4-bit float are moved
+makes them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The zero point is made
+into a float in the same way, and is subtracted, which is exact. The bits of a 4-bit float are moved
 to their places in a 16-bit float, and the result is multiplied by a power of two.
 
 Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), also in Marlin.
@@ -33,7 +33,8 @@ import triton.language as tl
 from kernels.triton_support.launch import start_next, wait_for_inputs
 from kernels.triton_support.split_k import leave_part, sum_parts
 
-# Columns that a program multiplies at a time; rows are padded with codes to a multiple of it.
+# Columns that a program multiplies at a time. Rows are padded with codes to a multiple of this
+# number.
 STEP = tl.constexpr(128)
 PLANE = tl.constexpr(32)
 
@@ -45,18 +46,21 @@ _FP16 = ("f16x2", "0x64006400", "0xBC00BC00", "0x74007400", "0x0E000E00", 9)
 
 
 def _int4(kind: str, magic: str, minus: str, *_: object) -> str:
-    """Return PTX code from two words, $4, and two zero points, $5, to numbers of four planes."""
+    """Return PTX code that converts two words, $4, with two zero points, $5, to numbers.
+
+    The result has the numbers of four planes.
+    """
     code = f"{{ .reg .b32 t, m; mov.b32 m, {minus};\n"
     for plane in range(4):
         code += f"shr.u32 t, $4, {4 * plane};\n" if plane else "mov.b32 t, $4;\n"
-        # (a & b) | c.
+        # With the constant 0xEA, lop3 computes (a & b) | c.
         code += f"lop3.b32 t, t, 0x000F000F, {magic}, 0xEA;\n"
         code += f"fma.rn.{kind} ${plane}, $5, m, t;\n"
     return code + "}"
 
 
 def _e2m1(kind: str, _magic: str, _minus: str, power: str, mask: str, left: int) -> str:
-    """Return PTX code from two words, $4, to the numbers of four planes."""
+    """Return PTX code that converts two words, $4, to numbers of four planes."""
     code = f"{{ .reg .b32 a, b, p, z; mov.b32 p, {power}; mov.b32 z, 0x80008000;\n"
     for plane in range(4):
         up = left - 4 * plane
@@ -130,7 +134,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
                 dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
             )  # fmt: skip
     elif FORM == "int4":
-        # As in PTX, a sum of 16-bit floats.
+        # The sum is one of 16-bit floats, as in the PTX code.
         magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
         zero = zero.to(tl.float32) - magic
         p0 = (code_of(words, 0, 4).to(tl.float32) - zero).to(KIND)
@@ -147,7 +151,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
 
 @triton.jit
 def factor(words, place: tl.constexpr, SCALES: tl.constexpr):
-    """Return scale number `place` of the words as float32.
+    """Return the scale at index `place` of the words as float32.
 
     Scales are 16-bit floats or exponents.
     """
@@ -200,7 +204,7 @@ def add_step(
     BLOCK_N: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return `acc` plus the products of `STEP` columns; pointers point to the start of rows."""
+    """Return `acc` plus the products of `STEP` columns; pointers are at the start of rows."""
     kind = x_row.dtype.element_ty
     SMALL: tl.constexpr = GROUP > 0 and GROUP < STEP
     PLANES: tl.constexpr = 2 if FORM == "int8" else 4

@@ -1,7 +1,7 @@
-"""Latent attention (MLA): the KV cache has one row per token, for all heads and keys and values.
+"""Latent attention (MLA): the KV cache has one row per token, which all heads share.
 
-A row is the normed latent of `rank` elements, and a rotated key that all heads share. In the
-absorbed form, queries are first multiplied by the matrix that would expand the latent to keys.
+A row serves both keys and values. It is the normed latent of `rank` elements, and a rotated key. In
+the absorbed form, queries are first multiplied by the matrix that would expand the latent to keys.
 Attention then reads the rows unchanged: every head attends to one key head of `rank + rope_dim`
 elements, whose first `rank` elements are also the values.
 
@@ -98,10 +98,10 @@ def rotate_and_keep(  # noqa: PLR0913 the op needs all of these
         eps: epsilon of that norm.
         cos_sin: `[max_positions, rope_dim]` float32: in each row `rope_dim / 2` cosines, then as
             many sines.
-        interleaved: whether neighboring elements form the pairs that are rotated; if not, element
-            `i` of the first half and of the second do. In both cases the result has the first
-            elements of all pairs in its first half. Scores do not change when queries and keys are
-            reordered alike.
+        interleaved: whether neighboring elements form the pairs that are rotated. If not, a pair is
+            element `i` of the first half and element `i` of the second half. In both cases the
+            result has the first elements of all pairs in its first half. Scores do not change when
+            queries and keys are reordered alike.
         positions: `[num_tokens]` int64.
         slots: `[num_tokens]` int64, slot mapping of the rows: `page * page_size + offset`; a row
             with a negative slot is not written.
@@ -136,7 +136,7 @@ def latent_attention(  # noqa: PLR0913 the op needs all of these
         num_decodes: number of sequences with exactly one query at the start of the batch; `None` if
             only the device knows it.
         scale: factor of the scores.
-        rank: number of a row's first elements that are its value.
+        rank: number of elements at the start of a row that are the row's value.
         invariant: whether the bits of a query's result must not depend on the batch.
 
     Returns:

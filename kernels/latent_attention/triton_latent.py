@@ -57,7 +57,7 @@ def rotate_and_keep_kernel(
             latent = tl.load(source + element, mask=inside, other=0.0)
             wide = latent.to(tl.float32)
             scale = tl.rsqrt(tl.sum(wide * wide, 0) / RANK + eps)
-            # Rounded before the multiplication by the weight, as in `kernels.norm`.
+            # The latent is rounded before it is multiplied by the weight, as in `kernels.norm`.
             normed = (wide * scale).to(latent.dtype).to(tl.float32)
             normed *= tl.load(norm_ptr + element, mask=inside, other=0.0).to(tl.float32)
             tl.store(row + element, normed.to(latent.dtype).to(kind), mask=inside)

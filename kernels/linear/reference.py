@@ -7,7 +7,7 @@ from kernels.linear import PackedLinear
 
 
 class TorchLinear(PackedLinear):
-    """The weight, unchanged."""
+    """Keeps the weight unchanged."""
 
     implementation = "reference"
     shares_weight = True
@@ -32,8 +32,8 @@ class TorchLinear(PackedLinear):
             raise ValueError(
                 f"weight {weight.shape} {weight.dtype} does not fit {self.weight.shape}"
             )
-        # Copied in place, because CUDA graphs hold the address and a tied head shares the tensor
-        # with the embeddings.
+        # The weight is copied in place, because CUDA graphs hold the address and a tied head shares
+        # the tensor with the embeddings.
         if weight.data_ptr() != self.weight.data_ptr():
             self.weight.copy_(weight)
         if self.bias is None:

@@ -137,7 +137,7 @@ def linear_kernel(
         acc += bias.to(tl.float32)[:, None]
     if ACTIVATION is not None:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, BLOCK_M)), (1, 2, 0)))
-        # Rounded like a product, then as in `kernels.activation.triton`.
+        # The gate is rounded like a product, and then as in `kernels.activation.triton`.
         gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
         up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
         column = block * half + tl.arange(0, half)
@@ -249,7 +249,7 @@ def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
     if out_features >= 16896:
         return Tile(128, 128, 8, 4)
     if out_features < 2048:
-        # So few rows fill the device only if their tokens and columns are split.
+        # Few rows fill the device only if their tokens and columns are split.
         if in_features > 2048:
             return Tile(64, 256, 4, 4, 4, block_m // 2)
         return Tile(16, 128, 4, 4) if block_m == 32 else Tile(64, 128, 4, 4, 1, 16)

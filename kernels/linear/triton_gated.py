@@ -54,13 +54,13 @@ class Cut:
     group: int = 8
 
 
-# The fastest of fifteen tiles, or within 1% of it, at 2048, 4096 and 8192 tokens of the 8B and 0.5B
-# shapes (`benchmarks.h200.products --tune` on an H200).
+# This tile is the fastest of fifteen, or within 1% of the fastest, at 2048, 4096 and 8192 tokens of
+# the 8B and 0.5B shapes (`benchmarks.h200.products --tune` on an H200).
 CUT = Cut()
 
 
-# Not specialized on the number of tokens: otherwise multiples of 16 would compile a separate
-# kernel.
+# The kernel is not specialized on the number of tokens, because multiples of 16 would otherwise
+# need a separate compilation.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gated_kernel(
     x,
@@ -82,7 +82,8 @@ def _gated_kernel(
     blocks = token_blocks * tl.cdiv(width, BLOCK_N)
     blocks_of_group = GROUP * tl.cdiv(width, BLOCK_N)
     chunks = tl.cdiv(in_features, BLOCK_K)
-    # Flattened, so that a block's first loads begin before the previous block is stored.
+    # The loop is flattened, so that a block's first loads begin before the previous block is
+    # stored.
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         group = block // blocks_of_group
         within = block - group * blocks_of_group

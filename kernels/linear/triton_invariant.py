@@ -33,8 +33,8 @@ from kernels.triton_support.launch import launch_options, start_next, wait_for_i
 # Number of consecutive programs that use the same weight rows for different tokens, so that the
 # rows stay in the cache.
 _GROUP_TOKENS = 8
-# About the number of programs that run on the device at once. With fewer large blocks a part of it
-# would be idle.
+# About the number of programs that run on the device at once. With fewer and larger blocks, part of
+# the device would be idle.
 _FULL_DEVICE = 128
 
 
@@ -87,8 +87,8 @@ def stages_of(tile: Tile, dtype: torch.dtype, shared: SharedMemory) -> int:
     return shared.stages(tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize)
 
 
-# Not specialized on the number of tokens: otherwise 1 and multiples of 16 would compile separate
-# kernels.
+# The kernel is not specialized on the number of tokens, because 1 and multiples of 16 would
+# otherwise need separate compilations.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _linear_kernel(
     x_ptr,

@@ -1,4 +1,6 @@
-"""LoRA adapters in plain torch: every slot computes all tokens, and adds zeros to those of others.
+"""LoRA adapters in plain torch: each slot multiplies all tokens.
+
+Tokens of other slots get zeros added.
 
 No operation depends on the content of tensors, so a CUDA graph may record the operations.
 """

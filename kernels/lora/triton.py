@@ -142,7 +142,7 @@ def listed(tokens: TokenSlots) -> _Listed:
 
 
 class TritonBank(LoraBank):
-    """Adapters in any floating dtype."""
+    """Adapters in any floating dtype, multiplied by Triton kernels."""
 
     def __init__(
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
@@ -302,7 +302,10 @@ class TritonBank(LoraBank):
     def _shrink(
         self, x: Tensor, tokens: TokenSlots, cut: Cut, made: Tensor | None = None
     ) -> Tensor:
-        """Return the shrunk tokens in parts of A's columns, as `shrink_few_kernel` writes them."""
+        """Return the shrunk tokens as partial sums over groups of A's columns.
+
+        The layout is that of `shrink_few_kernel`.
+        """
         assert x.is_contiguous()
         assert len(x) == len(tokens)
         few, memory = few_listed(tokens, self.ranks), self.memory

@@ -72,7 +72,7 @@ def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def chosen(values, index, BLOCK_M: tl.constexpr):
-    """Return `values[index]` from registers, without a load that would have to be awaited."""
+    """Return `values[index]` from registers, without a load whose latency would count."""
     return tl.sum(tl.where(tl.arange(0, BLOCK_M) == index, values, 0), 0)
 
 
@@ -164,7 +164,7 @@ def expanded(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for at in tl.range(share, count, SHARES, num_stages=STAGES):
         is_rank = (rank < chosen(ranks, at, BLOCK_M))[:, None]
-        # Sums of ranks that are not in use may be anything.
+        # Sums of ranks that are not in use are undefined.
         is_mine = (index == at)[:, None] & tl.trans(is_rank)
         if not EVEN_N:
             is_rank = is_rank & inside[None, :]
@@ -277,7 +277,7 @@ def expand_few_kernel(
             b_row + half, shrunk, index, slots, ranks, count, share, inside, slot_stride,
             EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
         )  # fmt: skip
-        # Rounded like a product, then as in `kernels.activation.triton`.
+        # The gate is rounded like a product, and then as in `kernels.activation.triton`.
         gate = result.to(old.dtype).to(tl.float32)
         gated = activated(gate, ACTIVATION) * up.to(old.dtype).to(tl.float32)
         to = token.to(tl.int64)[:, None] * half + first + column[None, :]

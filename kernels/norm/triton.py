@@ -17,7 +17,7 @@ def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
     if ZERO_CENTERED:
         product = unit * (1.0 + weight.to(tl.float32))
     else:
-        # Also rounded before the multiplication, as two separate ops would round.
+        # The row is also rounded before the multiplication, as two separate ops would do.
         product = unit.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     return product
 
@@ -44,7 +44,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
-        # Rounded before the norm, which must apply to the values that later layers read.
+        # The sum is rounded before the norm, which must apply to the values that later layers read.
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)

@@ -93,9 +93,9 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
         out: `[num_tokens, num_heads * head_dim]`, contiguous, to which the result is written;
             `None` for a new tensor.
         key_ends: `[num_tokens]` int32: for each query, the number of its sequence's first keys that
-            it sees. It never decreases within a sequence. With it, the tokens of an image see one
-            another in both directions. With `None`, a query sees the keys up to its own. A sequence
-            with one query ignores it: the query sees all keys.
+            it sees. It never decreases within a sequence. With `key_ends`, the tokens of an image
+            can see one another in both directions. With `None`, a query sees the keys up to its
+            own. If a sequence has one query, `key_ends` is ignored and the query sees all keys.
         softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
         sinks: `[num_heads]` float32, contiguous, or `None`: for each head one more score in the
             softmax, which has no value.

@@ -30,7 +30,8 @@ BLOCK_ROWS = 64
 KEY_GRAIN = 64
 # The desired number of programs in flight on each multiprocessor.
 PROGRAMS = 2
-# Most chunks of a prefix, because adding their results for each member has a cost too.
+# The most chunks of a prefix. More chunks would cost more, because their results are added for each
+# member.
 _MAX_PARTS = 32
 _MIN_CHUNK = 256
 

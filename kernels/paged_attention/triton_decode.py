@@ -45,7 +45,7 @@ def _add_parts(
         part = first + tl.arange(0, 32)
         row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
         inside = (part < num_parts)[:, None] & (head < GROUP)[None, :]
-        # Bypasses the L1 cache: other multiprocessors wrote these.
+        # The load bypasses the L1 cache, because other multiprocessors wrote these values.
         lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
         new_best = tl.maximum(best, tl.max(lse, axis=0))
         safe = tl.where(new_best == float("-inf"), 0.0, new_best)

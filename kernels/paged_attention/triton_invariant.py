@@ -231,7 +231,8 @@ def plan_attention(
             BLOCK_M=BLOCK_ROWS,
             PART_KEYS=PART,
             SLOTS=workspace.num_slots,
-            # From the workspace, not the step: one compilation serves every batch size.
+            # The number depends on the workspace, not on the step, so that one compilation serves
+            # every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
             num_warps=4,

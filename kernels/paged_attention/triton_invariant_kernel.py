@@ -28,7 +28,7 @@ from kernels.triton_support.launch import wait_for_inputs
 def _add_part(acc, best, total, part_acc, part_best, part_total):
     """Add a part's sums to those of the parts before it."""
     new_best = tl.maximum(best, part_best)
-    # Both are -inf until a row has seen a key.
+    # `best` and `part_best` are -inf until a row has seen a key.
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     keep = tl.exp2(best - safe)
     take = tl.exp2(part_best - safe)
@@ -135,7 +135,7 @@ def _finish(
     acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
     for part in tl.range(0, num_parts, num_stages=4):
         row = ((first_slot + part) * NUM_KV_HEADS + kv_head) * GROUP + head
-        # Bypasses the L1 cache: other multiprocessors wrote these.
+        # The load bypasses the L1 cache, because other multiprocessors wrote these values.
         part_best = tl.load(
             state_ptr + row * 2, mask=held, other=float("-inf"), cache_modifier=".cg"
         )
@@ -233,7 +233,7 @@ def attention_kernel(
     begin = first_key // BLOCK_N * BLOCK_N
     end = kv_len - num_queries + last_token + 1
     if SPANS:
-        # The visible keys never decrease from one token to the next.
+        # The number of visible keys never decreases from one token to the next.
         last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
         end = tl.load(key_ends_ptr + q_start + last_token)
     slot = first_slot + only_part - begin // PART

@@ -33,8 +33,8 @@ from kernels.triton_support.device import multiprocessors, shared_memory
 CHUNK_GRAIN = 64
 # The desired number of decode programs in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
-# Most chunks of one sequence, unless these would be longer than _LONG_CHUNK: adding their results
-# has a cost too.
+# The most chunks of one sequence, unless these would be longer than _LONG_CHUNK. More chunks would
+# cost more, because their results are added.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
 
@@ -98,8 +98,8 @@ def _plan_kernel(
 
     count = tl.sum(tl.where(is_mine, decode_count, 0))
     begin = tl.sum(tl.where(seq < mine, decode_count, 0))
-    # Chunks of equal size, so that a sequence slightly longer than a chunk is not split into a long
-    # and a short one.
+    # The chunks have equal size, so that a sequence slightly longer than a chunk is not split into
+    # a long and a short one.
     share = tl.cdiv(tl.cdiv(my_keys, tl.maximum(count, 1)), GRAIN) * GRAIN
     my_shared = tl.sum(tl.where(is_mine, shared_parts, 0))
     slot = begin + tl.sum(tl.where(seq < mine, shared_parts, 0))
@@ -303,7 +303,8 @@ def plan_attention(
             GRAIN=CHUNK_GRAIN,
             LONG_CHUNK=_LONG_CHUNK,
             SHARED=prefixes is not None,
-            # From the workspace, not the step: one compilation serves every batch size.
+            # The number depends on the workspace, not on the step, so that one compilation serves
+            # every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
             num_warps=4,

@@ -21,7 +21,10 @@ def soft_capped(scores, cap_log2):
 
 @triton.jit
 def with_sink(total, best, sinks_ptr, head, held):
-    """Return `total` plus the heads' sinks; `total` is a softmax's sum relative to `2 ** best`."""
+    """Return a softmax's sum, `total`, plus the sinks of the heads.
+
+    `total` is relative to `2 ** best`.
+    """
     sink = tl.load(sinks_ptr + head, mask=held, other=0.0) * LOG2E
     # Without any key `best` is -inf and the values are 0, so any finite sum gives the result 0.
     return total + tl.exp2(sink - tl.where(best == float("-inf"), 0.0, best))

@@ -24,13 +24,20 @@ def _half(raw: Tensor) -> Tensor:
 
 
 def _nibbles(raw: Tensor, group: int) -> Tensor:
-    """Return 4-bit codes, `[num_blocks, values]`: of each `group` bytes first the low halves."""
+    """Return 4-bit codes, `[num_blocks, values]`.
+
+    The codes of each `group` bytes are the low halves of all bytes, then the high halves.
+    """
     parts = raw.unflatten(-1, (-1, group))
     return torch.stack([parts & 15, parts >> 4], dim=-2).flatten(1)
 
 
 def _fields(raw: Tensor, group: int, bits: int) -> Tensor:
-    """Return codes of `bits` bits: of each `group` bytes the lowest bits first, then the next."""
+    """Return codes of `bits` bits.
+
+    The codes of each `group` bytes are the lowest fields of all bytes, then the next fields, and so
+    on.
+    """
     parts = raw.unflatten(-1, (-1, group))
     mask = (1 << bits) - 1
     return torch.stack([(parts >> s) & mask for s in range(0, 8, bits)], dim=-2).flatten(1)
@@ -50,7 +57,7 @@ def _q4_1(raw: Tensor) -> Tensor:
 
 
 def _fifth_bits(raw: Tensor) -> Tensor:
-    """Return the fifth bits of a block's 32 codes, each as 16 or 0."""
+    """Return the fifth bit of each of a block's 32 codes, as 16 or 0."""
     return torch.stack([(raw >> bit) & 1 for bit in range(8)], dim=-1).flatten(1) << 4
 
 

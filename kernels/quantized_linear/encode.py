@@ -35,7 +35,7 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def _half(numbers: Tensor) -> Tensor:
-    """Return numbers, `[n, 1]` or `[n]`, as the two bytes of float16 each."""
+    """Convert numbers, `[n, 1]` or `[n]`, to the two bytes of a float16 each."""
     return numbers.reshape(-1, 1).to(torch.float16).view(torch.uint8)
 
 
@@ -57,13 +57,13 @@ def _farthest(blocks: Tensor) -> Tensor:
 
 
 def _halves(codes: Tensor) -> Tensor:
-    """Pack 4-bit codes: the first half of a block goes to the low bits of bytes."""
+    """Pack 4-bit codes in pairs: the first half of a block goes to the low bits of the bytes."""
     first, second = codes.chunk(2, dim=-1)
     return _bytes(first | second << 4)
 
 
 def _fifth(codes: Tensor) -> Tensor:
-    """Return the fifth bits of 32 codes, packed in four bytes."""
+    """Return the fifth bit of each of 32 codes, packed in four bytes."""
     bits = (codes >> 4 & 1).view(-1, 4, 8) << torch.arange(8)
     return _bytes(bits.sum(dim=-1))
 
@@ -188,7 +188,7 @@ def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
 
 
 def _pairs(codes: Tensor) -> Tensor:
-    """Pack 4-bit codes: of each 64 codes, the first 32 go to the low bits of bytes."""
+    """Pack 4-bit codes in pairs: of each 64 codes, the first 32 go to the low bits of the bytes."""
     first, second = codes.unflatten(-1, (-1, 2, 32)).unbind(dim=-2)
     return _bytes(first | second << 4).flatten(1)
 
@@ -209,7 +209,10 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _quarters(codes: Tensor) -> Tensor:
-    """Pack 2-bit codes: of each 128, four runs of 32 share the same bytes, from the low bits up."""
+    """Pack 2-bit codes: each 128 codes are four runs of 32, which share bytes.
+
+    The first run goes to the lowest bits.
+    """
     runs = codes.unflatten(-1, (-1, 4, 32))
     return _bytes((runs << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
 
@@ -222,7 +225,10 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 
 def _signed(blocks: Tensor, size: int, top: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scale of scales, the groups' signed codes, and the numbers' codes from 0."""
+    """Return the scale of the scales, the groups' signed codes, and the numbers' codes.
+
+    The numbers' codes begin at 0.
+    """
     parts = blocks.unflatten(-1, (-1, size))
     scales = _farthest(parts).squeeze(-1) / -top
     of_scales = (_farthest(scales) / -most).half().float()

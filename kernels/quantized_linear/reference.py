@@ -1,6 +1,7 @@
 """Products in plain torch with the decoded weight; `x` is not rounded to 8 bits.
 
-The weight is converted to float32 once, which takes 4 bytes per number beside the stored bytes.
+The weight is converted to float32 once, which takes 4 bytes per number in addition to the stored
+bytes.
 """
 
 from collections.abc import Sequence

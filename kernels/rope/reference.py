@@ -46,6 +46,6 @@ def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tens
     offsets = slots[stored] % k_cache.shape[2]
     for cache, rows in ((k_cache, k), (v_cache, v)):
         whole = pad(rows[stored], (0, head_elements(cache) - rows.shape[2]))
-        # Written as bytes, because torch cannot index all 8-bit dtypes.
+        # Rows are written as bytes, because torch cannot index all 8-bit dtypes.
         to, row = cache.view(torch.uint8), kept(whole, cache.dtype).contiguous()
         to[pages, :, offsets] = row.view(torch.uint8)

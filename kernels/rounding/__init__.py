@@ -84,7 +84,7 @@ def scale_of(largest: Tensor, codes: torch.dtype = CODES) -> Tensor:
 
 
 def to_codes(quotients: Tensor, codes: torch.dtype) -> Tensor:
-    """Return the codes nearest to numbers that are divided by their scales, ties to even."""
+    """Round numbers that were divided by their scales to codes, ties to even."""
     if codes is torch.int8:
         quotients = quotients.round()
     return quotients.clamp(-LARGEST[codes], LARGEST[codes]).to(codes)

@@ -96,7 +96,7 @@ def _norm_kernel(
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
-        # Rounded as in the norm without rounding to codes.
+        # The sum is rounded, as in the norm that does not round to codes.
         x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
@@ -216,7 +216,11 @@ def round_tokens(x: Tensor, rounding: Rounding) -> RoundedTokens:
 def _empty(
     num_tokens: int, width: int, groups: int, device: torch.device, codes: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Allocate codes and scales; `[groups, num_tokens]`, since kernels read a group's scales."""
+    """Allocate codes and scales.
+
+    The scales are `[groups, num_tokens]` in memory, because kernels read the scales of one group
+    together.
+    """
     return (
         torch.empty(num_tokens, width, dtype=codes, device=device),
         torch.empty(groups, num_tokens, dtype=torch.float32, device=device),

@@ -1,4 +1,4 @@
-"""From logits to token ids: sampling, penalties, masks and log-probabilities.
+"""Ops from logits to token ids: sampling, penalties, masks and log-probabilities.
 
 Every op works row by row, and a row's result does not depend on the rest of the batch.
 """
@@ -130,11 +130,11 @@ def apply_penalties(
     repetition: Tensor,
     row_index: Tensor | None = None,
 ) -> None:
-    """Lower in place the logits of the tokens that a row has generated so far.
+    """Lower the logits of the tokens that a row has generated so far, in place.
 
-    For a token that was generated `count > 0` times, in this order: a logit >= 0 is divided by
-    `repetition`, and a negative one is multiplied by it; then `frequency * count + presence` is
-    subtracted. Prompt tokens do not count.
+    Each token that was generated `count > 0` times is changed in two steps. First, a logit >= 0 is
+    divided by `repetition`, and a negative one is multiplied by `repetition`. Then `frequency *
+    count + presence` is subtracted. Prompt tokens do not count.
 
     Args:
         logits: `[batch, vocab_size]` float32, changed in place.

@@ -10,8 +10,8 @@ class SamplingRows:
     """The sampling parameters of a step's rows, with summaries that the caller computes.
 
     The summaries are Python values, with which an op can skip work without reading tensors. They
-    may overstate, which only costs time (`any_top_k` without a row that uses top-k), but must never
-    understate.
+    may claim too much, which only costs time (`any_top_k` without a row that uses top-k), but must
+    never claim too little.
 
     Attributes:
         temperature: `[batch]` float32; 0 means greedy.

@@ -93,7 +93,7 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Draw one row's token: the first whose running mass exceeds the uniform number's share."""
+    """Draw one row's token by inverse CDF: the first token whose running mass is large enough."""
     row = tl.program_id(0)
     if tl.load(temperature_ptr + row) <= 0:
         return
@@ -169,7 +169,7 @@ def count_kernel(
     tl.store(ties_ptr + at_block, ties)
 
 
-# Not specialized on `top_k`, which changes with the batch.
+# The kernel is not specialized on `top_k`, which changes with the batch.
 @triton.jit(do_not_specialize=["top_k"])
 def place_kernel(
     logits_ptr,
@@ -233,7 +233,8 @@ def rank_kernel(
     tl.store(ids_ptr + row * top_k + slot, token, mask=slot < top_k)
 
 
-# Not specialized on `count`, nor on the alignment of the ids, which may begin within a prompt.
+# The kernel is not specialized on `count`, nor on the alignment of the ids, which may begin within
+# a prompt.
 @triton.jit(
     do_not_specialize=["count", "num_ids"], do_not_specialize_on_alignment=["token_ids_ptr"]
 )

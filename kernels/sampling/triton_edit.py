@@ -17,7 +17,7 @@ _COUNT_BYTES = 64 * 2**20
 _ALIGNED_ROWS = 4
 
 
-# Not specialized on the number of biases, which changes with the batch.
+# The kernel is not specialized on the number of biases, which changes with the batch.
 @triton.jit(do_not_specialize=["count"])
 def _bias_kernel(
     logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, FORBID: tl.constexpr,
@@ -54,7 +54,7 @@ def _bitmask_kernel(
     tl.store(logits_ptr + logits_row * stride + at, float("-inf"), mask=inside & forbidden)
 
 
-# Not specialized on the stride of outputs, which grow with every step.
+# The kernel is not specialized on the stride of outputs, which grow with every step.
 @triton.jit(do_not_specialize=["ids_stride"])
 def _count_kernel(ids_ptr, lens_ptr, counts_ptr, ids_stride, vocab_size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

@@ -27,7 +27,7 @@ import triton.language as tl
 
 BLOCK = 4096
 SUB_BLOCKS = 64
-# Most logits at or above the bound that are compared in registers.
+# The most logits at or above the bound that are compared in registers.
 CANDIDATES = 2048
 # Up to this many candidates are compared pairwise.
 FEW_CANDIDATES = 128
@@ -230,7 +230,11 @@ def _search_row(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the largest key at or above which there are `target` tokens, or this much mass."""
+    """Return the largest key at which the row has reached `target`.
+
+    The tokens at or above the key then number at least `target`, or have at least the mass
+    `target`.
+    """
     low = tl.full([], -2147483648, tl.int64)
     high = sort_key(row_max).to(tl.int64)
     # Tokens with less than e**-30 of the best token's probability are rarely needed.

@@ -9,7 +9,7 @@ import torch
 # Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; they assume a small device.
 _INTERPRETED_MULTIPROCESSORS = 4
 
-# Bytes for barriers and for buffers of reductions, beside the blocks of a product.
+# Bytes for barriers and for buffers of reductions, in addition to the blocks of a product.
 _RESERVED_BYTES = 1024
 
 
@@ -31,7 +31,7 @@ class SharedMemory:
     def of_capability(cls, size: int, major: int) -> "SharedMemory":
         """Return the memory of a device of compute capability `major`.
 
-        9 and 10 have `is_operand`.
+        For the capabilities 9 and 10, `is_operand` is set.
         """
         return cls(size, major in (9, 10))
 
@@ -74,6 +74,7 @@ def shared_memory(device: torch.device) -> SharedMemory:
     from triton.runtime import driver
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    # Read from Triton's driver, which refuses larger sizes. torch reports only the default limit.
+    # The size is read from Triton's driver, which refuses larger sizes. torch reports only the
+    # default limit.
     size = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return SharedMemory.of_capability(size, torch.cuda.get_device_capability(device)[0])

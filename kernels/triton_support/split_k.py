@@ -81,6 +81,6 @@ def sum_parts(
     tl.store(arrived_ptr + place, 0)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for other in tl.static_range(SPLIT_K):
-        # Bypasses the L1 cache: other multiprocessors wrote these.
+        # The load bypasses the L1 cache, because other multiprocessors wrote these values.
         acc += tl.load(first_ptr + other * (BLOCK_N * BLOCK_M) + inner, cache_modifier=".cg")
     return acc

@@ -81,7 +81,7 @@ class TextEncoder(Model):
 
     @property
     def shared_grain(self) -> int:
-        """Unit of tokens of which the lengths in `EncoderBatch.shared` must be multiples.
+        """The number of tokens of which each length in `EncoderBatch.shared` must be a multiple.
 
         It is 0 if the model does not support `EncoderBatch.shared`.
         """

@@ -41,7 +41,7 @@ _MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
 _KNOWN = "runtime.models.transformers_impl.spec:known_architectures"
 
-# Key that is added to those of `config.json`: the value of `--model-impl`.
+# The key that is added to the keys of `config.json`: the value of `--model-impl`.
 _IMPL = "model_impl"
 
 

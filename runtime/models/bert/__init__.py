@@ -1,1 +1,1 @@
-"""The BERT family: `config.json`, weights and encoder."""
+"""The BERT family: encoders with learned positions."""

@@ -84,8 +84,8 @@ class HalfUpProjection(Linear):
     A GGUF checkpoint stores the two halves as separate tensors.
 
     Attributes:
-        by_head: `[num_heads, columns, rows of a head]`: for `k_b_proj`, whose rows are stored
-            transposed, `to_latent` of `UpProjection`; for `v_b_proj`, its `from_latent`.
+        by_head: `[num_heads, columns, rows of a head]`. For `k_b_proj`, whose rows are stored
+            transposed, this is `to_latent` of `UpProjection`; for `v_b_proj`, it is `from_latent`.
     """
 
     __slots__ = ("by_head",)

@@ -294,7 +294,8 @@ class DecoderLayer:
             `[n, hidden_size]`, this layer's output, which is not yet added to `residual`.
         """
         hidden = self.self_attn.o_proj.apply(attended)
-        # Frees its memory for the feed-forward block: callers keep no reference.
+        # This frees the memory of `attended` for the feed-forward block; callers keep no reference
+        # to it.
         del attended
         if self.residual_scale != 1.0:
             hidden.mul_(self.residual_scale)
@@ -395,7 +396,7 @@ class Decoder:
         self.embed_tokens: Embedding | None = None
         if stage.is_first or scores:
             self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, context, tied=scores)
-        # Rounded as `transformers` rounds it.
+        # The scale is rounded to the model's dtype, as in `transformers`.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()
         layers = stage.layers(spec.num_layers)
         self._first, self._hidden_size, self._dtype = layers.start, spec.hidden_size, context.dtype
@@ -414,7 +415,8 @@ class Decoder:
             hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
         assert hidden is not None, "a stage has layers"
         assert self._stage.send is not None, "a stage before the last has a link"
-        # Sent apart, so that the next layer's norm adds them as it does within a stage.
+        # The two tensors are not added before they are sent. The first norm of the next stage adds
+        # them, as the next layer's norm does within a stage.
         self._stage.send(torch.stack([hidden, residual]))
         return residual
 
@@ -422,7 +424,7 @@ class Decoder:
         """Return the previous layer's output, or `None`, and the residual stream without it."""
         if self._stage.is_first:
             assert self.embed_tokens is not None, "the first stage embeds"
-            # A new tensor, so the stream may be changed in place.
+            # The embeddings are a new tensor, so the residual stream may be changed in place.
             residual = self.embed_tokens.forward(batch.input_ids)
             if self.embedding_scale != 1.0:
                 residual.mul_(self.embedding_scale)

@@ -103,9 +103,10 @@ class DeltaNetSpec(RecurrentSpec):
         key_dim, value_dim: elements of a key head and of a value head.
         width: tokens that the convolution sees, including the newest.
         eps: epsilon of the norm of each head's output.
-        has_flat_rows: whether checkpoints store q, k and v of all heads as one product, and z and
-            the two gates as three more (Qwen3.5); otherwise the rows of each key head lie together,
-            in a product of q, k, v and z and in one of the gates (Qwen3-Next).
+        has_flat_rows: the order of rows in checkpoints. If true, one tensor holds q, k and v of all
+            heads, and z and the two gates have a tensor each (Qwen3.5). Otherwise the rows of each
+            key head lie together: one tensor holds q, k, v and z, and another holds the gates
+            (Qwen3-Next).
     """
 
     num_key_heads: int
@@ -118,13 +119,13 @@ class DeltaNetSpec(RecurrentSpec):
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """Numbers of the convolution's channels for queries, keys and values, over all ranks."""
+        """Number of channels of the convolution for queries, keys and values, over all ranks."""
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_value_heads * self.value_dim
 
     @property
     def group_rows(self) -> tuple[int, int]:
-        """Rows that one key head has in `in_proj_qkvz` and in `in_proj_ba`."""
+        """Number of rows that one key head has in `in_proj_qkvz` and in `in_proj_ba`."""
         ratio = self.num_value_heads // self.num_key_heads
         return 2 * self.key_dim + 2 * ratio * self.value_dim, 2 * ratio
 
@@ -155,7 +156,7 @@ class DeltaNetSpec(RecurrentSpec):
         return weights + linear_weights(f"{name}.out_proj", f"{name}.o_proj", (hidden, values))
 
     def _products(self) -> list[tuple[str, str, int]]:
-        """Return the stored products: our layer, the part of it, rows over all ranks."""
+        """Return each stored product: its target in our model, its shard, its rows in all."""
         if self.has_flat_rows:
             values, heads = self.spans[2], self.num_value_heads
             inputs = [("in_proj", "qkv", sum(self.spans)), ("in_proj", "z", values)]

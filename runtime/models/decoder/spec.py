@@ -238,7 +238,7 @@ class DecoderSpec(ModelSpec):
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
         """Return the parts that ranks cannot share evenly; see `ModelSpec`."""
         layers = [self.recurrence(i) or self.attention(i) for i in range(self.num_layers)]
-        # In order, each once.
+        # Keeps the order of the layers, and each part only once.
         found = list(dict.fromkeys(what for each in layers for what in each.uneven_parts(tp_size)))
         if self.fused_qkv and self.num_kv_heads < tp_size:
             # Ranks cannot share one key/value head of a fused tensor.

@@ -14,8 +14,8 @@ from runtime.models.decoder.spec import DecoderSpec
 def with_experts_of_files(folder: Path, spec: ModelSpec) -> ModelSpec:
     """Return `spec` with the form in which the files in `folder` store experts.
 
-    Qwen3.5's checkpoints store all experts in one tensor in 16 bits, and separate tensors in 8
-    bits.
+    For example, Qwen3.5's checkpoints in 16 bits store all experts in one tensor, and those in 8
+    bits store separate tensors.
 
     Args:
         folder: the model's folder; `check_model_folder` reports weights that cannot be read.

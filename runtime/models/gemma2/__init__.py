@@ -1,1 +1,1 @@
-"""The Gemma 2 family."""
+"""The Gemma 2 family: decoders whose attention scores and logits are capped."""

@@ -1,1 +1,1 @@
-"""The Gemma 3 family, without images."""
+"""The Gemma 3 family without images, and EmbeddingGemma."""

@@ -26,8 +26,7 @@ MARKER, IMAGE_TOKEN, END_OF_IMAGE = "<start_of_image>", "<image_soft_token>", "<
 BILINEAR = 2
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 _MAX_TOKENS = 2**16
-# From prefixes of names in checkpoints that `transformers` 4 and 5 write to those of the weight
-# map.
+# Maps name prefixes in checkpoints of `transformers` 4 and 5 to those of the weight map.
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",

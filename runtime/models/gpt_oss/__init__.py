@@ -1,1 +1,1 @@
-"""The gpt-oss family."""
+"""The gpt-oss family: experts with biases, and attention with sinks."""

@@ -27,7 +27,7 @@ DEFAULTS = {
     "rope_theta": 150_000.0,
     "max_position_embeddings": 131_072,
 }
-# Used where a file has neither `rope_parameters` nor `rope_scaling`.
+# The rotary settings of files that have neither `rope_parameters` nor `rope_scaling`.
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -79,7 +79,8 @@ class DeltaNet(Mixer):
     @property
     def rounding(self) -> Rounding | None:
         """See `Mixer`."""
-        # The product of the gates may be in 16 bits beside one in codes.
+        # The two products may need different inputs: the gates' weight may be in 16 bits while the
+        # other is in 8-bit codes.
         return self.in_proj.rounding if self.gate_proj is None else None
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:

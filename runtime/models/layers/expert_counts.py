@@ -50,11 +50,11 @@ class ExpertCounts:
         self._layers = torch.tensor(list(layers), dtype=torch.int64, device=device)
         shape = (len(layers), most_in_graphs, num_chosen)
         self._kept = torch.zeros(shape, dtype=torch.int32, device=device)
-        # Choices of a step that is too large for `_kept`.
+        # The chosen experts of a step that is too large for `_kept`, by layer.
         self._large: dict[int, Tensor] = {}
 
     def note_in_graphs(self) -> None:
-        """Record every small step from now on: a graph repeats what it did at its capture."""
+        """Record every small step from now on, because a graph repeats what was captured."""
         self._in_graphs = True
 
     def note(self, layer_idx: int, expert_ids: Tensor) -> None:

@@ -38,18 +38,21 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return the value of a parameter that `Parameter.restore` takes; do not write to it."""
+        """Return the value of a parameter in the form that `Parameter.restore` takes.
+
+        Do not write to it.
+        """
 
     @abstractmethod
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return the part that a checkpoint tensor filled, in its stored form.
+        """Return the part of a parameter that one checkpoint tensor filled, in its stored form.
 
         Do not write to it.
         """
 
     @abstractmethod
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that the stored `part` represents."""
+        """Return the numbers that the result of `part` represents, in a floating dtype."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -249,7 +252,7 @@ class Experts(WeightHolder):
         shard = parameter.shards[shard_name]
         if not shard.num_rows or self.packed is None:
             return self.plain(name)[:0]
-        # `plain` would unpack all experts.
+        # `plain` would unpack all experts, but only one is needed.
         gate_up, down = self.packed.unpack_one(int(shard_name.partition(".")[0]) - self.first)
         if name == "down":
             return down

@@ -48,7 +48,7 @@ class KvScales(WeightHolder):
         }
         for parameter in self._parameters.values():
             parameter.allocate().fill_(1.0)
-        # Written in place: CUDA graphs hold their addresses.
+        # These tensors are written in place, because CUDA graphs hold their addresses.
         self._factors = torch.ones(sum(sizes), dtype=context.dtype, device=context.device)
         self._factor = torch.ones(1, dtype=context.dtype, device=context.device)
 

@@ -62,7 +62,9 @@ def spanned(
     context: BuildContext,
     num_parts: tuple[int, ...] = (),
 ) -> Output:
-    """Cut each of several spans of output rows evenly among ranks; see `spans_shard`.
+    """Return the projection `shard`, of which each rank has a part of every span of rows.
+
+    See `spans_shard`.
 
     Raises:
         ValueError: the rows of a span cannot be split evenly.

@@ -41,10 +41,13 @@ class Matrix(ABC):
 
     @abstractmethod
     def plain(self, name: str) -> Tensor:
-        """Return the value of a parameter that `Parameter.restore` takes; do not write to it."""
+        """Return the value of a parameter in the form that `Parameter.restore` takes.
+
+        Do not write to it.
+        """
 
     def part(self, name: str, shard_name: str) -> Tensor:
-        """Return the part that a checkpoint tensor filled, in its stored form.
+        """Return the part of a parameter that one checkpoint tensor filled, in its stored form.
 
         Do not write to it.
         """
@@ -53,7 +56,7 @@ class Matrix(ABC):
         return part.reshape(shard.local_shape)
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that the stored `part` represents."""
+        """Return the numbers that the result of `part` represents, in a floating dtype."""
         return self.part(name, shard_name)
 
     def rows(self, ids: Tensor) -> Tensor:

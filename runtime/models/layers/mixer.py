@@ -34,7 +34,7 @@ class Mixer(ABC):
 
     @property
     def cos_sin(self) -> Tensor | None:
-        """The table of rotations, `[max_positions, rotary_dim]`, if heads rotate by one."""
+        """The rotary table, `[max_positions, rotary_dim]`, or `None` if heads are not rotated."""
         return None
 
     @abstractmethod

@@ -192,7 +192,10 @@ class WeightHolder(ABC):
         return part.reshape(shard.local_shape)
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that `part` represents: `shard.local_shape`, a floating dtype."""
+        """Return the numbers that the stored shard represents, in a floating dtype.
+
+        The result has the shape `shard.local_shape`.
+        """
         return self.part(name, shard_name)
 
     @abstractmethod

@@ -16,7 +16,7 @@ from runtime.models.layers.linear import Linear
 from runtime.models.layers.parameter import WeightHolder, WeightShard
 from runtime.models.layers.vector import Vector
 
-# Added to a sum of sigmoids before weights are divided by it, as in `transformers`.
+# This is added to a sum of sigmoids before weights are divided by the sum, as in `transformers`.
 _LEAST_SUM = 1e-20
 
 

@@ -17,9 +17,9 @@ class Stage:
     Attributes:
         index: number of this stage, from 0.
         count: number of stages.
-        receive: fills a tensor with what the previous stage sent, and returns it. Needed by every
-            stage but the first.
-        send: sends a tensor to the next stage. Needed by every stage but the last.
+        receive: fills a tensor with the data that the previous stage sent, and returns the tensor.
+            Every stage except the first needs it.
+        send: sends a tensor to the next stage. Every stage except the last needs it.
     """
 
     index: int = 0

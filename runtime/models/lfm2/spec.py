@@ -31,7 +31,7 @@ DEFAULTS = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
-# From Llama's names of weights to this family's.
+# Maps Llama's names of weights to this family's names.
 _NAMES = {
     ".self_attn.o_proj.": ".self_attn.out_proj.",
     ".self_attn.q_norm.": ".self_attn.q_layernorm.",

@@ -1,1 +1,1 @@
-"""The Llama family."""
+"""The Llama family: the decoder from which the other families differ."""

@@ -1,1 +1,1 @@
-"""The Ministral 3 family, without images."""
+"""The Ministral 3 family without images: Mistral with queries scaled by position."""

@@ -22,7 +22,7 @@ DEFAULTS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# Used where a file has neither `rope_parameters` nor `rope_scaling`.
+# The rotary settings of files that have neither `rope_parameters` nor `rope_scaling`.
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,

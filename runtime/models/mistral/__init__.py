@@ -1,1 +1,1 @@
-"""The Mistral family."""
+"""The Mistral family: Llama, with a sliding window in the first versions."""

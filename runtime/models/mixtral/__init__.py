@@ -1,1 +1,1 @@
-"""The Mixtral family."""
+"""The Mixtral family: Mistral with experts in place of MLPs."""

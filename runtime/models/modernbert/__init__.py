@@ -1,1 +1,1 @@
-"""The ModernBERT family: `config.json`, weights and encoder."""
+"""The ModernBERT family: encoders with rotary embeddings and windows."""

@@ -1,1 +1,1 @@
-"""The OLMo 2 family."""
+"""The OLMo 2 family: decoders whose norms follow attention and the MLP."""

@@ -1,1 +1,1 @@
-"""The OLMo 3 family."""
+"""The OLMo 3 family: OLMo 2 with a window on most layers."""

@@ -41,8 +41,8 @@ def _method(folder: str) -> Method:
 # The method that keeps weights in 16 bits beside float32 activations. It is chosen at start, not by
 # a user.
 SAME = "same"
-# Key that is added to those of `config.json`: the method by which floats are quantized while they
-# load.
+# The key that is added to the keys of `config.json`: the method by which floats are quantized while
+# they load.
 _WANTED = "quantization"
 # The file that holds ModelOpt's keys in older model folders.
 _MODELOPT = "hf_quant_config.json"

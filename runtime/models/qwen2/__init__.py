@@ -1,1 +1,1 @@
-"""The Qwen2 family."""
+"""The Qwen2 family: Llama with biases on q, k and v."""

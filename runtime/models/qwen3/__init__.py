@@ -1,1 +1,1 @@
-"""The Qwen3 family."""
+"""The Qwen3 family: Llama with norms of query and key heads."""

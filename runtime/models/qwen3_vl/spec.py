@@ -95,10 +95,10 @@ def seeing_fields(
     defaults: Mapping[str, Any],
     sections: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the fields that a tower adds to a decoder's.
+    """Return the fields of a spec that describe the tower, besides those of the decoder.
 
     Args:
-        config: the whole file.
+        config: keys of the whole `config.json`.
         text: the keys of the text model.
         decoder: the text model's spec.
         defaults: the family's defaults for absent keys of the tower.

@@ -1,1 +1,1 @@
-"""The SmolLM3 family."""
+"""The SmolLM3 family: Llama without rotation in every fourth layer."""

@@ -1,1 +1,1 @@
-"""The Starcoder 2 family."""
+"""The Starcoder 2 family: LayerNorms, biases, and an MLP without a gate."""

@@ -19,7 +19,7 @@ from runtime.models.transformers_impl.description import Answer, Description, Qu
 from runtime.models.transformers_impl.layout import Layout, lay_out
 from runtime.models.transformers_impl.traced import trace
 
-# More than any known model has; see `runtime.checkpoint.config_keys`.
+# This limit is higher than any known model needs; see `runtime.checkpoint.config_keys`.
 _MAX_POSITIONS = 2**27
 
 
@@ -99,7 +99,7 @@ def _splits(layout: Layout) -> list[tuple[int, str]]:
 
 
 def _as_they_are(layout: Layout) -> list[str]:
-    """Return the kinds of modules, each once, that none of our layers replaces."""
+    """Return the kinds of modules that none of our layers replaces, each kind once."""
     found: dict[str, None] = {}
     model = layout.traced.model
     if len(layout.quick) < len(layout.attention):

@@ -21,9 +21,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         attention: the attention of each layer.
         prefix: beginning of names, with a dot, that checkpoints without a head lack.
         renames: pairs of a pattern of names in files and its replacement in `transformers`.
-        aliases: from the names of tensors that repeat another one, such as a tied head, to the name
-            of that one.
-        ignored: patterns of names of tensors that files may have and the model does not need.
+        aliases: the name of the repeated tensor, for each tensor that only repeats another, such as
+            a tied head.
+        ignored: patterns of names of tensors that the model does not need, although files may have
+            them.
         num_idle: number of elements of all weights that a token does not use.
         has_plan: whether the model has a plan for tensor parallelism.
         splits: sizes that the number of ranks must divide, each with its description.

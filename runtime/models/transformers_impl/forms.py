@@ -78,9 +78,9 @@ _LAYERS: Mapping[str, Mapping[str, str]] = {
         "mlp_output_norm": "post_feedforward_layernorm",
     },
 }
-# Calls whose arguments are not compared: they are found by following a step.
+# The arguments of these calls are not compared, because a traced step shows them.
 _CALLS_OF_ATTENTION = {"attention_interface", "self_attn"}
-# Functions that an attention block calls, in the module's file.
+# Names of the functions that an attention block calls in its module's file.
 _ROTATION = ("apply_rotary_pos_emb", "rotate_half")
 
 
@@ -121,7 +121,7 @@ def has_plain_gate(experts: Any) -> bool:
 def attention_form(attention: nn.Module) -> AttentionForm | None:
     """Return the form of an attention block that rotates heads as Llama does.
 
-    `None` for another.
+    Returns `None` for any other block.
     """
     found = _found(attention, _ATTENTIONS)
     if found is None:
@@ -143,7 +143,7 @@ def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Whether logits are the head's product and nothing else, such as a cap, follows."""
+    """Whether logits are the head's product alone, without a further step such as a cap."""
     return _same(_class_of(model), "llama:LlamaForCausalLM")
 
 

@@ -301,7 +301,10 @@ def _lay_out_module(layout: Layout, plan: _Plan, name: str, module: nn.Module) -
 def _style(
     layout: Layout, plan: _Plan, name: str, owner: AttentionCall | None
 ) -> tuple[Style, int]:
-    """Return how ranks share a product that is not fused, and the heads if it is split by heads."""
+    """Return how ranks share a product that is not fused, and its number of heads.
+
+    The number of heads is only used if the product is split by heads.
+    """
     style = plan.style(name)
     if owner is not None and owner.module not in layout.split:
         return "whole", 0

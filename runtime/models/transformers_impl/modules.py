@@ -117,7 +117,10 @@ class ScaledLookup(nn.Module):
 
 
 class Head(nn.Module):
-    """Replaces the head that gives logits. If each rank has some rows, the logits are gathered."""
+    """Replaces the head that gives logits.
+
+    If each rank has only some rows of the head, the logits are gathered.
+    """
 
     def __init__(
         self, product: Callable[[], Callable[[Tensor], Tensor]], gather: Callable[..., Any] | None
@@ -355,7 +358,7 @@ class _Vectors:
 
 
 class Given(nn.Module):
-    """Replaces the model without its head: returns the vectors that it gets as `inputs_embeds`."""
+    """Replaces the model without its head, and returns its argument `inputs_embeds`."""
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_others: Any) -> _Vectors:
         return _Vectors(inputs_embeds)

@@ -153,7 +153,7 @@ def build_on_meta(architecture: str, values: dict[str, Any]) -> Any:
             # The decorated `forward` would change frequencies by the longest position of a step.
             plain: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
             module.forward = plain.__get__(module)
-        # This check would read token ids on the host.
+        # The model's check for padding would read token ids on the host.
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = _nothing
     return model
@@ -411,7 +411,10 @@ def _attend(
 
 
 def _through_experts(_experts: nn.Module, hidden: Tensor, *_chosen: Any, **_kwargs: Any) -> Tensor:
-    """Return the shape of experts' results while tracing; later our experts replace the module."""
+    """Return a tensor of the shape of the experts' result; only used while tracing.
+
+    Later our experts replace the module.
+    """
     return torch.empty_like(hidden)
 
 

@@ -27,7 +27,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 # Keys that some files have beside `text_config` and others inside.
 _EITHER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 _MAX_SIDE = 2**10
-# From prefixes of names in files of later versions to those of the model's own checkpoints.
+# Maps name prefixes in files of later versions to those of the model's own checkpoints.
 _PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model."}
 
 
@@ -95,7 +95,9 @@ class QwenVLSpec(DecoderSpec):
 
 
 def text_keys(config: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """Return the text model's keys, from either place, with a family's defaults for absent keys.
+    """Return the text model's keys, with a family's defaults for absent keys.
+
+    The keys are in `text_config`, or in `config` itself.
 
     Raises:
         StartupError: a part is not an object.
@@ -215,7 +217,7 @@ def block_indices(keys: Keys, key: str, depth: int) -> tuple[int, ...]:
 
 
 def _count(value: Any) -> int:
-    """Return `value` if it is a count, and otherwise a number above all counts."""
+    """Return `value` if it is a count, and otherwise a number that is larger than any count."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_count else MAX_VOCAB
 

@@ -117,7 +117,10 @@ class Fp8Quantization(Quantization):
 
     @property
     def description(self) -> str:
-        """Text for logs, such as `fp8 (E4M3): channel scales, activations rounded by token`."""
+        """The text that describes the scheme in logs.
+
+        An example is `fp8 (E4M3): channel scales, activations rounded by token`.
+        """
         kinds = "; ".join(dict.fromkeys(group.scheme.description for group in self.groups))
         is_int = self.groups and self.groups[0].scheme.codes == "I8"
         return f"{'int8' if is_int else 'fp8 (E4M3)'}: {kinds}"

@@ -241,7 +241,7 @@ class BlockMatrix(Matrix):
         order = self.weight.ordered()
         for _, shard_name in [each for each in kept if each[0] == "weight"]:
             self.weight.blocks[shard_name] = self.part("weight", shard_name)
-        # All blocks may be kept ones, if only the bias was filled.
+        # If only the bias was filled, there are no new blocks.
         parts = self.weight.take(order)
         self.packed = pack(parts, self.weight.columns, bias)
         return self.packed
@@ -280,7 +280,7 @@ class BlockMatrix(Matrix):
 
 
 class BlockExperts(ExpertsStore):
-    """Stored blocks of a layer's experts; each expert has products of its own."""
+    """Stored blocks of a layer's experts; each expert is multiplied separately."""
 
     def __init__(self, gate_up: BlockParameter, down: BlockParameter, mine: range) -> None:
         self._parameters = {"gate_up": gate_up, "down": down}

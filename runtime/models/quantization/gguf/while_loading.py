@@ -64,7 +64,7 @@ class BlocksWhileLoading(StoredForms):
         return "Q4_K"
 
     def _gets_more(self, layer_idx: int) -> bool:
-        """Whether a layer's sensitive matrices get 6 bits, as `use_more_bits` of llama.cpp says."""
+        """Whether a layer's sensitive matrices get 6 bits, as in `use_more_bits` of llama.cpp."""
         eighth = self.num_layers // 8
         is_end = layer_idx < eighth or layer_idx >= 7 * self.num_layers // 8
         return is_end or (layer_idx - eighth) % 3 == 2
@@ -97,7 +97,7 @@ class SameWhileLoaded(StoredForms):
 
     def form(self, weight: WeightSpec) -> str:
         """Return the stored type of a matrix; see `StoredForms`."""
-        # Embeddings of encoders are read as plain tensors, not as a matrix of a product.
+        # Encoders read embeddings as plain tensors, not as the matrix of a product.
         is_product = "embeddings." not in weight.target
         if weight.kind != "matrix" or len(weight.shape) != 2 or not is_product:
             return "F32"

@@ -24,7 +24,8 @@ class Codes:
     """The stored tensors of one parameter's matrices: codes, scales, zero points and column orders.
 
     Attributes:
-        code: the parameter that is filled with codes, or with numbers of matrices without codes.
+        code: the parameter that is filled with codes, or with plain numbers for matrices without
+            codes.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Codes:
             yield self._name + target, parameter
 
     def take_small(self) -> None:
-        """Put the tensors that were filled beside the codes, such as scales, into use."""
+        """Put the tensors that were filled besides the codes, such as scales, into use."""
         for target, parameter in self._small.items():
             self._used[target].update(parameter.filled)
             parameter.filled.clear()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from runtime.models.quantization.groups.group_scheme import GroupScheme
 
-# A word of AWQ holds codes 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up. This is the
-# place in the word of each code.
+# A word of AWQ holds codes 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up. This tuple
+# gives the place of each code in the word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

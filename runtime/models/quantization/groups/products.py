@@ -164,7 +164,8 @@ class GroupMatrix(Reading, Matrix):
 
     def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
         for shard_name in [shard for name, shard in kept if name == "weight"]:
-            # Read before the scales are replaced, because the kept codes belong to the old ones.
+            # The codes are read before the scales are replaced, because the kept codes belong to
+            # the old scales.
             self._stored.code.filled[shard_name] = self._made.codes(shard_name)
         self._stored.take_small()
         self.packed = self._made.pack(bias)
