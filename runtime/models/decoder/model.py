@@ -415,8 +415,7 @@ class Decoder:
             hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
         assert hidden is not None, "a stage has layers"
         assert self._stage.send is not None, "a stage before the last has a link"
-        # The two tensors are not added before they are sent. The first norm of the next stage adds
-        # them, as the next layer's norm does within a stage.
+        # Both tensors are sent, because the first norm of the next stage adds them.
         self._stage.send(torch.stack([hidden, residual]))
         return residual
 
