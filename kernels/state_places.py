@@ -1,4 +1,4 @@
-"""Where a step's sequences read and write recurrent states, for every kernel that keeps any."""
+"""The slots of recurrent states in a step, for all kernels with such states."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,15 @@ from torch import Tensor
 
 
 class StatePlaces(NamedTuple):
-    """Where the sequences of a step begin and end, and where their states are.
+    """The bounds of a step's sequences, and the slots of their recurrent states.
 
     Attributes:
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.
-        reads: `[num_seqs]` int64, slot of each sequence's state ahead of its tokens.
-        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves.
-        save_ends: `[num_saves]` int64, index in the step of the token behind the last one that a
-            saved state has seen; ascending within a sequence, the last one is the sequence's end.
+        reads: `[num_seqs]` int64, slot of each sequence's state before its tokens.
+        save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves. A save writes the
+            state after one of the step's tokens to a slot.
+        save_ends: `[num_saves]` int64, index in the step of the last token that the saved state has
+            seen, plus one. Ascending within a sequence; the last one is the sequence's end.
         save_slots: `[num_saves]` int64, slots that are written.
         is_decode: whether each sequence has one token.
     """

@@ -1,4 +1,4 @@
-// Mamba 2's recurrence: each head of each sequence is computed token by token on one thread.
+// Mamba 2's recurrence. One thread computes one head of one sequence, token by token.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -18,8 +18,8 @@ void widen(const T *from, float *to, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = to_float(from[i]);
 }
 
-// `matrix` is scaled by `decay` and gets the product of `b` and `added`; `out` becomes its product
-// with `c`.
+// Multiplies `matrix` with `decay`, adds the outer product of `b` and `added`, and writes the
+// product of `matrix` with `c` to `out`.
 inline void change_and_read(float *matrix, float decay, const float *b, const float *added,
                             const float *c, float *out, int64_t rows, int64_t n) {
     for (int64_t d = 0; d < n; d++) out[d] = 0;

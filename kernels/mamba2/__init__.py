@@ -1,4 +1,4 @@
-"""Mamba 2's recurrence: a matrix for each sequence and head that decays by a number a token."""
+"""Mamba 2's recurrence: each sequence and head has a matrix, which decays at every token."""
 
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -12,11 +12,11 @@ __all__ = ["MAMBA2", "Mamba2Kernels", "Mamba2Shape", "mamba2"]
 
 
 class Mamba2Shape(NamedTuple):
-    """Sizes of a layer on this rank.
+    """The sizes of a layer's heads on this rank.
 
     Attributes:
-        num_groups: groups of heads; the heads of a group share `B` and `C`.
-        num_heads: heads, a multiple of `num_groups`.
+        num_groups: number of groups of heads. The heads of a group share the vectors `B` and `C`.
+        num_heads: number of heads, a multiple of `num_groups`.
         head_dim: elements of a head's input.
         state_dim: elements of `B` and of `C`.
     """
@@ -28,18 +28,18 @@ class Mamba2Shape(NamedTuple):
 
     @property
     def ratio(self) -> int:
-        """Heads of a group."""
+        """Number of heads in a group."""
         return self.num_heads // self.num_groups
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """Elements of a token's inputs, of its `B` and of its `C`."""
+        """Elements of a token's inputs, of its `B` and of its `C`, over all heads or groups."""
         of_groups = self.num_groups * self.state_dim
         return self.num_heads * self.head_dim, of_groups, of_groups
 
 
 class Mamba2Kernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def mamba2(
         self,
@@ -78,24 +78,29 @@ def mamba2(
 ) -> Tensor:
     """Update each head's matrix token by token, and read it with the token's `C`.
 
-    A token does this with its input `x`, in float32: `t = softplus(dt + bias)`,
-    `S *= exp(-exp(log_decay) * t)`, `S += B (t x)^T`, `out = S^T C + skip * x`. Tokens are
-    computed one after the other, so the result does not depend on where a sequence was cut into
-    steps.
+    `S` is the matrix, and `x` is the token's input. Each token computes in float32:
+
+        t = softplus(dt + bias)
+        S *= exp(-exp(log_decay) * t)
+        S += B (t x)^T
+        out = S^T C + skip * x
+
+    Tokens are computed one after the other, so the result does not depend on where a sequence was
+    cut into steps.
 
     Args:
-        xbc: `[num_tokens, sum(shape.spans)]`, inputs of all heads, then `B` and `C` of all groups;
-            contiguous.
-        dt: `[num_tokens, num_heads]`, the dtype of `xbc`, tokens at any stride.
-        heads: `[3, num_heads]` float32, contiguous: each head's `log_decay`, `bias` and `skip`.
-        state: `[num_slots, num_heads, state_dim, head_dim]` float32. No slot is both read and
-            written.
-        places: where sequences and their states are.
+        xbc: `[num_tokens, sum(shape.spans)]`, contiguous: the inputs of all heads, then `B` and `C`
+            of all groups.
+        dt: `[num_tokens, num_heads]`, the dtype of `xbc`. Tokens may have any stride.
+        heads: `[3, num_heads]` float32, contiguous: `log_decay`, `bias` and `skip` of each head.
+        state: `[num_slots, num_heads, state_dim, head_dim]` float32. A slot is not both read and
+            written in one call.
+        places: bounds of the sequences, and slots of their states.
         shape: sizes of heads and groups.
 
     Returns:
-        `[num_tokens, num_heads * head_dim]`, the dtype of `xbc`, new.
+        A new `[num_tokens, num_heads * head_dim]` tensor, the dtype of `xbc`.
 
-    Source: Dao and Gu, "Transformers are SSMs", 2024, section 3, as the recurrence.
+    Source: Dao and Gu, "Transformers are SSMs", 2024, section 3, in the form of a recurrence.
     """
     return _kernels(xbc.device.type).mamba2(xbc, dt, heads, state, places, shape)

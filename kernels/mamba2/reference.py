@@ -11,11 +11,11 @@ from kernels.state_places import StatePlaces
 def mamba2(
     xbc: Tensor, dt: Tensor, heads: Tensor, state: Tensor, places: StatePlaces, shape: Mamba2Shape
 ) -> Tensor:
-    """Update and read; see `kernels.mamba2.mamba2`."""
+    """Update and read each head's matrix; see `kernels.mamba2.mamba2`."""
     log_decay, bias, skip = heads
     inputs, b, c = xbc.float().split(shape.spans, dim=1)
     inputs = inputs.unflatten(1, (shape.num_heads, shape.head_dim))
-    # Of each head.
+    # Repeat `B` and `C` of each group for its heads.
     b, c = (
         each.unflatten(1, (shape.num_groups, shape.state_dim)).repeat_interleave(shape.ratio, dim=1)
         for each in (b, c)

@@ -1,4 +1,4 @@
-"""Mamba 2's recurrence in Triton: a program keeps columns of one head's matrix in registers."""
+"""Mamba 2's recurrence in Triton: a program keeps some columns of a head's matrix in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters
@@ -12,7 +12,7 @@ from kernels.mamba2 import Mamba2Shape
 from kernels.state_places import StatePlaces
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Columns of a program: few, so that many programs read at a time.
+# Columns of a program. They are few, so that many programs read memory at a time.
 _COLUMNS = 32
 
 
@@ -69,7 +69,7 @@ def mamba2_kernel(
             c = tl.load(of_group + GROUPS * STATE_DIM, mask=has_row, other=0.0).to(tl.float32)
             x = x.to(tl.float32)
             time = tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + bias
-            # The larger exponent is never taken.
+            # `exp` gets arguments of at most 20, so that it does not overflow.
             time = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
             matrix = matrix * tl.exp(decay * time) + b[:, None] * (x * time)[None, :]
             result = tl.sum(matrix * c[:, None], axis=0) + skip * x
@@ -88,7 +88,7 @@ def mamba2_kernel(
 def mamba2(
     xbc: Tensor, dt: Tensor, heads: Tensor, state: Tensor, places: StatePlaces, shape: Mamba2Shape
 ) -> Tensor:
-    """Update and read in one launch; see `kernels.mamba2.mamba2`."""
+    """Update and read each head's matrix in one launch; see `kernels.mamba2.mamba2`."""
     num_heads, head_dim = shape.num_heads, shape.head_dim
     out = torch.empty(len(xbc), num_heads * head_dim, dtype=xbc.dtype, device=xbc.device)
     if not len(xbc):

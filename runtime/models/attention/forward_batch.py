@@ -86,7 +86,7 @@ class StateSteps:
         self._taps: dict[int, Tensor] = {}
 
     def places(self, qo_indptr: Tensor) -> StatePlaces:
-        """Return the places as kernels take them.
+        """Return the bounds and the slots in the form that kernels take.
 
         Args:
             qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.

@@ -37,7 +37,7 @@ class RecurrentSpec(ABC):
         """Return the parts that ranks cannot share evenly; see `ModelSpec.uneven_parts`."""
 
     def norms_across_ranks(self, tp_size: int) -> bool:  # noqa: ARG002  # most norm each head
-        """Whether a norm covers numbers of several ranks."""
+        """Whether ranks share a norm, because it covers elements of several ranks."""
         return False
 
 
@@ -171,10 +171,10 @@ class DeltaNetSpec(RecurrentSpec):
 
 
 def check_time_steps(config: Keys) -> None:
-    """Refuse bounds of Mamba's time steps; published models have none.
+    """Refuse limits of Mamba's time steps, which no published model has.
 
     Raises:
-        StartupError: `time_step_limit` has bounds.
+        StartupError: `time_step_limit` sets a limit.
     """
     limit = config.values.get("time_step_limit")
     # transformers 5 writes infinity as an object.
@@ -186,17 +186,18 @@ def check_time_steps(config: Keys) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Spec(RecurrentSpec):
-    """Mamba 2: a short convolution, a recurrence over a matrix for each head, a gated norm.
+    """Mamba 2: a short convolution, a recurrence over a matrix for each head, and a gated norm.
 
     Attributes:
-        num_groups: groups of consecutive heads; those of a group share two vectors of a token.
+        num_groups: number of groups of consecutive heads. The heads of a group share two vectors
+            per token.
         num_heads: heads over all ranks, a multiple of `num_groups`.
         head_dim: elements of a head.
-        state_dim: elements of the vectors that the heads of a group share.
+        state_dim: elements of each of the vectors that the heads of a group share.
         width: tokens that the convolution sees, including the newest.
         eps: epsilon of the norm, which covers the heads of a group together.
         has_conv_bias: whether the convolution has a bias.
-        has_bias: whether both products have biases.
+        has_bias: whether the input and the output product have biases.
         name: name of the layer's part in a checkpoint.
     """
 
@@ -212,23 +213,23 @@ class Mamba2Spec(RecurrentSpec):
 
     @property
     def inner(self) -> int:
-        """Elements of all heads over all ranks."""
+        """Number of elements of all heads over all ranks."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_spans(self) -> tuple[int, int, int]:
-        """Channels of the convolution: the heads' inputs and two vectors of each group."""
+        """Channels of the convolution: those of heads' inputs, and of each of the two vectors."""
         of_groups = self.num_groups * self.state_dim
         return self.inner, of_groups, of_groups
 
     @property
     def conv_parts(self) -> tuple[int, int, int]:
-        """The most parts into which ranks can cut each of these spans."""
+        """For each of these spans, the most parts into which ranks can divide it."""
         return self.num_heads, self.num_groups, self.num_groups
 
     @property
     def state(self) -> RecurrentState:
-        """The last inputs of the convolution, and a matrix for each head."""
+        """The convolution's last `width - 1` inputs, and a matrix for each head."""
         inputs, *shared = self.conv_spans
         channels = StatePart(
             (self.width - 1, inputs + sum(shared)),
@@ -256,7 +257,7 @@ class Mamba2Spec(RecurrentSpec):
     def uneven_parts(self, tp_size: int) -> list[str]:
         """See `RecurrentSpec`."""
         groups = self.num_groups
-        # With fewer groups than ranks, several ranks hold a copy of one.
+        # With fewer groups than ranks, several ranks have a copy of the same group.
         shared_unevenly = groups % tp_size if groups >= tp_size else tp_size % groups
         parts = (
             (self.num_heads % tp_size, f"{self.num_heads} heads of Mamba"),

@@ -50,11 +50,12 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return a family's name of a weight, given Llama's.
+    """Return a family's name of a weight, given Llama's name.
 
     Args:
         name: Llama's name.
-        names: from parts of Llama's names to the family's; the first one that occurs counts.
+        names: maps parts of Llama's names to the family's. Only the first part that occurs in
+            `name` is replaced.
     """
     for ours, theirs in names.items():
         if ours in name:

@@ -1,4 +1,7 @@
-"""The `config.json` of Granite 3 and 4: Llama with four factors, mixtures, hybrids. Front-safe."""
+"""The `config.json` of Granite 3 and 4: Llama with four scale factors. Front-safe: no torch.
+
+Models may have experts, and most layers of a hybrid have Mamba 2 in place of attention.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +35,24 @@ HYBRID_DEFAULTS = {
     "num_attention_heads": 32,
     "shared_intermediate_size": 1024,
 }
-# From Llama's names of weights to a hybrid's.
+# Maps Llama's names of weights to a hybrid's names.
 _HYBRID_NAMES = {
     ".block_sparse_moe.shared_expert.gate_up_proj.": ".shared_mlp.input_linear.",
     ".block_sparse_moe.shared_expert.down_proj.": ".shared_mlp.output_linear.",
     ".mlp.gate_up_proj.": ".shared_mlp.input_linear.",
     ".mlp.down_proj.": ".shared_mlp.output_linear.",
 }
-# As `transformers` 4 and 5 call the kinds of layers.
+# The names of the two kinds of layers in `transformers` 4 and 5.
 _MAMBA, _FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteHybridSpec(DecoderSpec):
-    """Sizes and other settings of a hybrid.
+    """The sizes and other settings of a hybrid.
 
     Attributes:
         mamba: the recurrence of the layers in `mamba_layers`.
-        mamba_layers: indices of the layers that have a recurrence.
+        mamba_layers: indices of the layers that have a recurrence in place of attention.
     """
 
     mamba: Mamba2Spec

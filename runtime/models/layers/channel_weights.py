@@ -51,14 +51,15 @@ def spans_shard(
     """Return this rank's part of a tensor of several spans of rows.
 
     Args:
-        spans: rows of each span.
+        spans: number of rows of each span.
         rest: the other dimensions of the tensor.
-        context: ranks.
+        context: this rank and the number of ranks.
         offset: first row of the parameter that the part fills.
-        num_parts: the most parts into which each span can be cut; empty for no limit.
+        num_parts: for each span, the most parts into which it can be divided. With more ranks than
+            parts, several ranks have the same part. Empty for no limit.
 
     Raises:
-        ValueError: a span cannot be cut evenly.
+        ValueError: a span cannot be divided evenly.
     """
     ranks = context.tp_size
     most = [min(count, ranks) for count in num_parts] or [ranks] * len(spans)

@@ -1,4 +1,4 @@
-"""RMS norms over groups of consecutive heads, which several ranks may share."""
+"""An RMS norm over groups of consecutive heads; several ranks may share a group."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from runtime.models.layers.parameter import WeightShard
 
 
 class GroupRMSNorm:
-    """The norm of Mamba 2's output: each group of heads by itself, with weights of its own.
+    """The norm of Mamba 2's output: each group of heads is normed by itself.
 
     Attributes:
-        norm: owner of this rank's weights.
+        norm: the holder of this rank's weights.
     """
 
     __slots__ = ("_eps", "_group", "_num_groups", "_ones", "_reduce", "_size", "norm")
 
     def __init__(self, size: int, num_groups: int, eps: float, context: BuildContext) -> None:
-        """Make the weights.
+        """Allocate the weights of this rank's elements.
 
         Args:
             size: elements of all groups over all ranks.
             num_groups: number of groups over all ranks.
-            eps: added to the mean square.
-            context: type, device and ranks.
+            eps: number that is added to the mean square.
+            context: dtype, device and ranks.
 
         Raises:
             ValueError: ranks share a group and the context cannot sum over them.

@@ -33,7 +33,7 @@ class Output:
         start, length: the rows of this rank.
         spans: rows of each span over all ranks, if the rank has a part of each of several spans
             instead of the rows from `start` on; otherwise empty.
-        num_parts: the most parts of each span, see `spans_shard`.
+        num_parts: for each span, the most parts into which it can be divided; see `spans_shard`.
     """
 
     shard: str
@@ -64,7 +64,7 @@ def spanned(
 ) -> Output:
     """Return the projection `shard`, of which each rank has a part of every span of rows.
 
-    See `spans_shard`.
+    See `spans_shard` for the parts.
 
     Raises:
         ValueError: the rows of a span cannot be split evenly.

@@ -1,4 +1,4 @@
-"""Mamba 2: a short convolution, a recurrence, a gated norm; in the place of attention."""
+"""Mamba 2, a layer in place of attention: a short convolution, a recurrence and a gated norm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from runtime.models.layers.vector import Vector
 
 
 class Mamba2(Mixer):
-    """A gate, what is convolved and the time steps, from one product."""
+    """A Mamba 2 layer.
+
+    One product computes the gate, the channels of the convolution, and the time steps.
+    """
 
     __slots__ = (
         *("_bias", "_conv", "_heads", "_layer_idx", "_norm", "_shape", "_sizes", "_width"),
@@ -39,7 +42,7 @@ class Mamba2(Mixer):
         self._width = spec.width
         ranks, heads = context.tp_size, spec.num_heads
         length = heads // ranks
-        # With fewer groups than ranks, a rank has one, or a copy of one.
+        # With fewer groups than ranks, a rank has one group, and several ranks have the same group.
         groups = max(1, spec.num_groups // ranks)
         self._shape = Mamba2Shape(groups, length, spec.head_dim, spec.state_dim)
         self._sizes = [length * spec.head_dim, sum(self._shape.spans), length]
@@ -70,7 +73,7 @@ class Mamba2(Mixer):
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, apply the recurrence, gate and norm; see `Mixer`."""
+        """Convolve, run the recurrence, apply the gate and the norm; see `Mixer`."""
         steps = batch.states
         assert steps is not None, "the pool has slots for this model"
         gate, channels, times = self.in_proj.apply(hidden).split(self._sizes, dim=1)
@@ -90,7 +93,7 @@ class Mamba2(Mixer):
         return self._norm.forward(act_and_mul(torch.cat((gate, out), dim=1), "silu"))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield the owners of weights under `prefix`."""
+        """Yield each module that owns weights, with its name under `prefix`."""
         yield f"{prefix}.in_proj", self.in_proj
         yield f"{prefix}.conv1d", self._conv
         yield f"{prefix}.heads", self._heads

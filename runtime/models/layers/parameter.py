@@ -63,7 +63,10 @@ class WeightShard:
 
     @property
     def num_parts(self) -> tuple[int, ...]:
-        """Equal parts of each span; with fewer than ranks, neighbours have a copy of one part."""
+        """Number of equal parts of each span; empty for other shards.
+
+        With fewer parts than ranks, neighboring ranks have copies of one part.
+        """
         return ()
 
     @property

@@ -12,16 +12,16 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
 
 
 class Vector(WeightHolder):
-    """One number for each head or expert, or several; the tensor never changes its address.
+    """One or several numbers for each head or expert; the tensor never changes its address.
 
     Attributes:
-        vector: `[length]` float32, this rank's parts one after the other.
+        vector: `[length]` float32, this rank's part of each checkpoint tensor, one after the other.
     """
 
     def __init__(
         self, shards: WeightShard | Mapping[str, WeightShard], context: BuildContext
     ) -> None:
-        """Make the vector of one checkpoint tensor, or of several by their names in the map."""
+        """Allocate the vector for one checkpoint tensor, or for several by their shard names."""
         if isinstance(shards, WeightShard):
             shards = {"": shards}
         shape = (sum(shard.num_rows for shard in shards.values()),)
