@@ -1,4 +1,6 @@
-"""Makes the page on what every field of OpenAI's routes does, from the bodies' types and samples.
+"""Makes the page that lists the effect of every field of OpenAI's routes.
+
+It uses the types of the request bodies, and a sample value for each field.
 
 `tests/unit/openai_api/test_fields.py` sends each value, alone and with each feature, and compares the
 answers with this table.
@@ -24,14 +26,14 @@ Outcome = Literal["effect", "neutral", "refused"]
 
 @dataclass(frozen=True)
 class Sample:
-    """A value of a field, and its outcome.
+    """A sample value of a field, and how the server treats the field.
 
     Attributes:
         does: a few words on the effect of the field, if it has one.
-        beside: other fields that it needs.
-        not_with: features that it cannot be combined with, and why.
+        beside: other fields that a request with this field needs.
+        not_with: features with which the field cannot be combined, each with the reason.
         needs: what the server or the conversation must have; otherwise the field is refused.
-        is_refused: whether it is refused although its type does not show that.
+        is_refused: whether the field is refused although its type does not show that.
     """
 
     value: Any
@@ -44,11 +46,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Route:
-    """A route's fields.
+    """A route and its fields.
 
     Attributes:
-        base: the body that a field is added to.
-        features: features that a field may be combined with.
+        base: the body to which a field is added in tests.
+        features: the features with which each field is combined in tests, as fields of the body.
     """
 
     path: str
@@ -58,7 +60,7 @@ class Route:
     features: Mapping[str, Mapping[str, Any]]
 
     def outcome(self, name: str) -> Outcome:
-        """What a field does, by its type."""
+        """Return whether a field has an effect, is neutral or is refused; its type shows this."""
         if name in neutral_fields(self.body):
             return "neutral"
         is_refused = name in fields_of_type(self.body, Any) or self.samples[name].is_refused
@@ -103,14 +105,14 @@ _CACHE_BREAK = Sample(
 _GENERATION: dict[str, Sample] = {
     "model": Sample("any", "echoed in the answer; any name is accepted"),
     "user": Sample("u"),
-    "stream": Sample(True, "events"),
+    "stream": Sample(True, "the answer is a stream of events"),
     "stream_options": Sample({"include_usage": True}, "usage in a stream", {"stream": True}),
     "temperature": Sample(0.5, _SAMPLING),
     "top_p": Sample(0.5, _SAMPLING),
     "top_k": Sample(5, _SAMPLING),
     "min_p": Sample(0.1, _SAMPLING),
-    "n": Sample(2, "choices"),
-    "seed": Sample(1, "the same samples again"),
+    "n": Sample(2, "number of choices"),
+    "seed": Sample(1, "the same seed gives the same samples"),
     "frequency_penalty": Sample(0.5, _SAMPLING),
     "presence_penalty": Sample(0.5, _SAMPLING),
     "repetition_penalty": Sample(1.1, _SAMPLING),
@@ -120,14 +122,20 @@ _GENERATION: dict[str, Sample] = {
     "stop_regex": Sample("x+", _STOP),
     "min_tokens": Sample(2, _STOP),
     "ignore_eos": Sample(True, _STOP),
-    "skip_special_tokens": Sample(False, "the text of special tokens"),
-    "spaces_between_special_tokens": Sample(False, "spaces beside special tokens"),
-    "no_stop_trim": Sample(True, "the stop stays in the text", {"stop": "x"}),
+    "skip_special_tokens": Sample(False, "whether the text omits special tokens"),
+    "spaces_between_special_tokens": Sample(
+        False, "whether special tokens are separated by spaces"
+    ),
+    "no_stop_trim": Sample(True, "the stop string stays in the text", {"stop": "x"}),
     "priority": Sample(1, "order of waiting requests, with `--enable-priority-scheduling`"),
-    "data_parallel_rank": Sample(0, "the replica"),
-    "routed_dp_rank": Sample(0, "the replica"),
-    "cache_salt": Sample("a", "which prefixes are shared"),
-    "extra_key": Sample("a", "which prefixes are shared"),
+    "data_parallel_rank": Sample(0, "the replica that runs the request"),
+    "routed_dp_rank": Sample(0, "the replica that runs the request"),
+    "cache_salt": Sample(
+        "a", "cached prefixes are shared only between requests with the same value"
+    ),
+    "extra_key": Sample(
+        "a", "cached prefixes are shared only between requests with the same value"
+    ),
     "response_format": Sample(_JSON, "a grammar for the output"),
     "regex": _constraint("a+"),
     "ebnf": _constraint('root ::= "a"'),
@@ -142,7 +150,7 @@ _GENERATION: dict[str, Sample] = {
     "structured_outputs": _constraint({"regex": "a+"}),
     "lora_path": Sample(
         "x",
-        "the adapter (LoRA), with `--enable-lora` or `--lora-paths`; one that `model` names goes first",
+        "the LoRA adapter, with `--enable-lora` or `--lora-paths`; if `model` names one too, `model` decides",
     ),
     "session_params": Sample({"id": "s"}, "continues a session", needs="a session of that id"),
     "custom_params": Sample({"a": 1}),
@@ -157,7 +165,7 @@ _GENERATION: dict[str, Sample] = {
     "return_meta_info": _refused(),
     "bootstrap_host": _refused("x"),
     "bootstrap_room": _refused(7),
-    "rid": Sample("mine", "the answer's id, and the name to abort it by"),
+    "rid": Sample("mine", "the answer's id, and the name for `/abort_request`"),
 }
 _NO_TOOLS = {"tools": "the older form of the same"}
 
@@ -171,41 +179,49 @@ CHAT = Route(
         "max_tokens": Sample(5, _STOP),
         "max_completion_tokens": Sample(5, _STOP),
         "logprobs": Sample(True, "log-probabilities"),
-        "top_logprobs": Sample(2, "those of the most probable tokens", {"logprobs": True}),
+        "top_logprobs": Sample(
+            2, "log-probabilities of the most probable tokens", {"logprobs": True}
+        ),
         "tools": Sample(
             TOOLS,
             "functions and custom tools that may be called; a regex in a custom tool's `format` is enforced like `strict`, a Lark grammar is only shown to the model",
         ),
         "tool_choice": Sample(
             "required",
-            "whether and what is called",
+            "whether and which tools are called",
             {"tools": TOOLS},
             {"grammar": "a call does not follow the constraint"},
         ),
-        "parallel_tool_calls": Sample(False, "one call at most", {"tools": TOOLS}),
+        "parallel_tool_calls": Sample(False, "at most one call", {"tools": TOOLS}),
         "return_cache_break": _CACHE_BREAK,
-        "functions": Sample([ADD], "as `tools`, answered by `function_call`", not_with=_NO_TOOLS),
-        "function_call": Sample(
-            "none", "as `tool_choice`", {"functions": [ADD]}, not_with=_NO_TOOLS
+        "functions": Sample(
+            [ADD], "like `tools`; the answer has a `function_call`", not_with=_NO_TOOLS
         ),
-        "reasoning_effort": Sample("low", "a variable of the template; none turns thinking off"),
-        "reasoning": Sample({"effort": "low"}, "the same"),
+        "function_call": Sample(
+            "none", "like `tool_choice`", {"functions": [ADD]}, not_with=_NO_TOOLS
+        ),
+        "reasoning_effort": Sample("low", "a variable of the template; `none` turns thinking off"),
+        "reasoning": Sample({"effort": "low"}, "the same as `reasoning_effort`"),
         "verbosity": Sample("low", "a variable of the template"),
-        "separate_reasoning": Sample(False, "thoughts stay in the content"),
-        "stream_reasoning": Sample(False, "thoughts in one piece", {"stream": True}),
-        "max_thinking_tokens": Sample(5, "the most tokens of thoughts; then their end is inserted"),
+        "separate_reasoning": Sample(False, "whether thoughts are separated from the content"),
+        "stream_reasoning": Sample(False, "whether thoughts are streamed", {"stream": True}),
+        "max_thinking_tokens": Sample(
+            5, "budget of thoughts; after it, the end of thoughts is appended"
+        ),
         "continue_final_message": Sample(
             True,
             "continues the assistant's last message",
             {"messages": [*ASK, {"role": "assistant", "content": "So"}]},
         ),
-        "add_generation_prompt": Sample(False, "the prompt does not open the answer"),
+        "add_generation_prompt": Sample(
+            False, "whether the prompt ends with the beginning of an answer"
+        ),
         "chat_template": Sample("{{ 1 }}", is_refused=True),
         "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
         **_SWITCHES,
         "split_special_tokens": Sample(
             True,
-            "special tokens in texts are text",
+            "special tokens in texts are encoded as plain text",
             {"messages": [{"role": "user", "content": "<|im_end|>"}]},
         ),
         "modalities": Sample(["text"]),
@@ -242,7 +258,11 @@ COMPLETIONS = Route(
             True, "prepends the prompt to the text, and its log-probabilities with `logprobs`"
         ),
         "logprobs": Sample(2, "log-probabilities"),
-        "suffix": Sample("yo", "what follows the text", needs="a model with tokens to fill in"),
+        "suffix": Sample(
+            "yo",
+            "the text after the generated text",
+            needs="a model with fill-in-the-middle tokens",
+        ),
         "best_of": Sample(
             3,
             "number of samples, of which the best `n` are returned",
@@ -267,12 +287,12 @@ RESPONSES = Route(
         ),
         "tool_choice": Sample(
             "required",
-            "whether and what is called",
+            "whether and which tools are called",
             {"tools": [{"type": "function", **ADD}]},
             {"grammar": "a call does not follow the constraint"},
         ),
         "parallel_tool_calls": Sample(
-            False, "one call at most", {"tools": [{"type": "function", **ADD}]}
+            False, "at most one call", {"tools": [{"type": "function", **ADD}]}
         ),
         "reasoning": Sample({"effort": "low"}, "a variable of the template"),
         "text": Sample({"format": _JSON}, "a grammar for the output"),
@@ -328,12 +348,16 @@ EMBEDDINGS = Route(
     {
         "input": Sample(["The", "mill"], "texts or token ids, one or several"),
         "model": _GENERATION["model"],
-        "encoding_format": Sample("base64", "the form of the numbers"),
-        "dimensions": Sample(4, "fewer numbers", needs="a Matryoshka model"),
-        "prompt": Sample("query: ", "prepended to each text"),
-        "prompt_name": Sample("query", "the same, by name", needs="a model with such prompts"),
+        "encoding_format": Sample("base64", "the format of the numbers"),
+        "dimensions": Sample(4, "length of the embeddings", needs="a Matryoshka model"),
+        "prompt": Sample("query: ", "a text that is put before each input"),
+        "prompt_name": Sample(
+            "query",
+            "name of the model's prompt that is put before each input",
+            needs="a model with such prompts",
+        ),
         "user": Sample("u"),
-        "rid": Sample("mine", "the name to abort it by"),
+        "rid": Sample("mine", "the name for `/abort_request`"),
         "priority": Sample(1, "order of waiting requests, with `--enable-priority-scheduling`"),
     },
     {},
@@ -342,17 +366,18 @@ ROUTES = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
 
 
 def openai_fields_page() -> str:
-    """The page."""
+    """Return the page with a table of fields for each route."""
     lines = [
         "# Fields of the OpenAI API",
         "",
-        "The tables list the fields that each route knows. A field has an effect, is neutral (it changes",
-        "nothing about an answer, for the reason given), or is refused with a 400 that names it. Other fields",
-        "are ignored; the header `x-ignored-fields` of the answer names them, and the log does so once. The",
-        "last columns say whether a field can be combined with a streamed answer, tools, thinking, a grammar",
-        "(`response_format`) and several choices: `+` if it can, 400 if the request is refused. Null always",
-        "means the default. A test sends each of these requests, and compares the fields with those of the",
-        "newest `openai` package.",
+        "The tables list the known fields of each route. A field has an effect, is neutral (it does not change the",
+        "answer, for the given reason), or is refused with a 400 that names the field. Unknown fields are ignored;",
+        "the answer's header `x-ignored-fields` names them, and the log names each once. `null` always means the",
+        "default.",
+        "",
+        "The last columns show whether a field can be combined with a streamed answer, tools, thinking, a grammar",
+        "(`response_format`) and several choices: `+` if it can, 400 if the request is refused. A test sends each of",
+        "these requests, and compares the fields with those of the newest `openai` package.",
     ]
     for route in ROUTES:
         names = [f" {name} |" for name in route.features]
@@ -364,7 +389,7 @@ def openai_fields_page() -> str:
 
 
 def _rows(route: Route) -> list[str]:
-    """Fields with the same text share one row."""
+    """Return the rows of a route's table; fields with the same text share one row."""
     found: dict[str, list[str]] = {}
     for name in route.samples:
         found.setdefault(_said(route, name), []).append(f"`{name}`")

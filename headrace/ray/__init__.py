@@ -1,4 +1,4 @@
-"""Headrace on Ray: replicas behind Ray Serve, and prompts of a Ray Data dataset.
+"""Runs Headrace on Ray: as replicas behind Ray Serve, or for the prompts of a Ray Data dataset.
 
     from ray import serve
     from headrace.ray import build_app

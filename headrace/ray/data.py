@@ -1,4 +1,4 @@
-"""Prompts of a Ray Data dataset, answered by engines in Ray's actors."""
+"""Answers the prompts of a Ray Data dataset, with engines in Ray's actors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Answers:
             Answers, fn_constructor_args=({"model_path": "demo-toy"},), concurrency=2, batch_size=64
         )
 
-    Each actor has an engine; the rows of a batch run together.
+    Each actor has its own engine, which answers the rows of a batch together.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Answers:
         self._prompt, self._answer = prompt, answer
 
     def __call__(self, batch: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Answer one batch."""
+        """Return a batch of rows with a new column that holds the answers."""
         prompts = [str(each) for each in batch[self._prompt]]
         outputs = self._engine.generate(prompts, self._sampling_params)
         return {**batch, self._answer: [each["text"] for each in outputs]}

@@ -1,4 +1,4 @@
-"""The application for Ray Serve: an ingress that speaks HTTP, and replicas behind it."""
+"""The application for Ray Serve: an ingress that receives HTTP requests, and replicas behind it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from runtime.config.options import SchedulingArgs
 
 logger = logging.getLogger(__name__)
 
-# The share of its rows that a replica should use.
+# The share of a replica's rows (places for running requests) that autoscaling tries to keep in use.
 TARGET_SHARE = 0.7
-# `ray.serve.llm.request_router` has it too, but imports vLLM or SGLang.
+# `ray.serve.llm.request_router` exports this class too, but it imports vLLM or SGLang.
 _PREFIX_ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
     "PrefixCacheAffinityRouter"
 )
-# Engines queue requests themselves, in the order of their policy; Ray should not.
+# Most requests that Ray sends to a replica at a time. The number is large, because engines queue
+# requests themselves, in the order of their policy.
 _MAX_ONGOING = 4096
-# The replicas have their own bound, --max-body-mb; this one bounds the ingress.
+# The largest body that the ingress accepts; the replicas have a limit of their own, --max-body-mb.
 _MAX_BODY_BYTES = 256 * 2**20
 
 
@@ -55,16 +56,16 @@ def build_app(
     """Return an application that serves all of Headrace's HTTP APIs.
 
     Args:
-        engine: the server's options, `model_path` for `--model-path`.
-        num_replicas: a fixed number of replicas; autoscaling if absent.
-        min_replicas: lower bound of autoscaling, which follows the requests of each engine; see
+        engine: the server's options by name, such as `model_path` for `--model-path`.
+        num_replicas: a fixed number of replicas; without it, Ray scales automatically.
+        min_replicas: lower bound of autoscaling, which depends on the requests of each engine; see
             `replicas_wanted`.
         max_replicas: upper bound of autoscaling.
-        num_cpus: cores that one replica takes.
-        num_gpus: GPUs that one replica takes, and the only ones that it sees.
-        num_ingresses: actors that speak HTTP, which use no GPU.
-        prefix_aware: send a prompt to the replica that saw its beginning (Ray's
-            `PrefixCacheAffinityRouter`), rather than to the less busy of two.
+        num_cpus: cores for each replica.
+        num_gpus: GPUs for each replica, which sees no others.
+        num_ingresses: number of actors that receive HTTP requests; they need no GPU.
+        prefix_aware: whether a prompt is sent to the replica that has seen its beginning (Ray's
+            `PrefixCacheAffinityRouter`). Otherwise it is sent to the less busy of two replicas.
     """
     options: dict[str, Any] = {
         "max_ongoing_requests": _MAX_ONGOING,
@@ -112,7 +113,7 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
 
 
 def _number(text: str) -> Any:
-    """Read an option's value: a number, true or false, or the text."""
+    """Convert the text of an option to a number or a bool if possible, or else return the text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -124,10 +125,10 @@ def _number(text: str) -> Any:
 
 
 def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Return how many replicas the requests of all engines need, for Ray's autoscaler.
+    """Return how many replicas are needed for the current requests; Ray's autoscaler calls it.
 
-    A replica counts as full when running and waiting requests take `TARGET_SHARE` of its rows.
-    Ray applies the bounds, and its delays, to the result.
+    A replica counts as full if its running and waiting requests take `TARGET_SHARE` of its rows.
+    Ray applies its bounds and delays to the result.
     """
     metrics = context.raw_metrics
     requests = _newest(metrics.get("num_requests", {}))
@@ -139,12 +140,12 @@ def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 def _newest(series: Mapping[Any, Any]) -> list[float]:
-    """The newest value of each replica."""
+    """Return the newest value of a metric for each replica."""
     return [values[-1].value for values in series.values() if values]
 
 
 class _Ingress:
-    """The deployment that speaks HTTP for the replicas."""
+    """The Ray deployment that receives HTTP requests and passes them to the replicas."""
 
     def __init__(self, replicas: DeploymentHandle, has_one_replica: bool, max_resumes: int) -> None:
         replicas = replicas.options(stream=True, method_name="answer")
@@ -155,22 +156,25 @@ class _Ingress:
 
 
 class Http:
-    """The ASGI application of the ingress; uvicorn takes no bound method for one."""
+    """The ASGI application of the ingress.
+
+    It is a class of its own, because uvicorn does not accept a bound method as an application.
+    """
 
     def __init__(self, replicas: DeploymentHandle, has_one_replica: bool, max_resumes: int) -> None:
-        """Relay requests to replicas.
+        """Store the handle through which requests are sent to replicas.
 
         Args:
-            replicas: a handle of `Replica.answer`, streamed.
-            has_one_replica: whether there is never a second one.
-            max_resumes: deaths of its replica that a request survives.
+            replicas: a handle of `Replica.answer`, whose results are streamed.
+            has_one_replica: whether there is only one replica, at all times.
+            max_resumes: after how many deaths of its replica a request is still continued.
         """
         self._replicas = replicas
         self._has_one_replica = has_one_replica
         self._max_resumes = max_resumes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer one HTTP request, or the events of the application's life; see ASGI."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -193,22 +197,24 @@ class Http:
                     await relay.fail(error)
                     return
                 if isinstance(error, OtherAnswer):
-                    # The replica may be without its worker for a moment.
+                    # The worker of the replica may be restarting, so the request is sent again
+                    # later.
                     await asyncio.sleep(1)
             finally:
-                # The client has gone, if there is more.
+                # If the answer is incomplete, the client has disconnected; the request is
+                # cancelled.
                 pieces.cancel()
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Answer the events of an application's life, which Ray awaits; there is nothing to do."""
+    """Answer ASGI's events for start and end of the application, which Ray awaits."""
     while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
     await send({"type": "lifespan.shutdown.complete"})
 
 
 async def _read(scope: Scope, receive: Receive) -> HttpCall | None:
-    """Read a request; `None` if its body is too large."""
+    """Read the body of an HTTP request and return the request; `None` if the body is too large."""
     body = bytearray()
     while True:
         message = await receive()

@@ -1,7 +1,7 @@
-"""An HTTP request and its answer on their way between Ray's actors.
+"""An HTTP request and its answer, as Ray's actors send them to each other.
 
-Ray pickles what its actors exchange; calls and answers are plain bytes and text that our own actors
-made.
+Ray pickles the messages between its actors. These messages consist of bytes and text, and only our
+own actors make them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 
 import msgspec
 
-# Enough to tell prompts apart; a router's prefix tree holds every prompt that it has seen.
+# Enough characters to distinguish prompts. The number is limited, because a router's prefix tree
+# stores every prompt that it has seen.
 MAX_PROMPT_CHARACTERS = 32_768
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a replica needs to go on with an answer that another one began.
+    """The data with which a replica continues an answer that another replica began.
 
     Attributes:
-        key, created: of the answer's `Identity`.
-        entries: of the `AnswerJournal`; empty until a part of the answer was sent.
+        key, created: the fields of the answer's `Identity`.
+        entries: entries of the answer's `AnswerJournal`; empty until a part of the answer was sent.
     """
 
     key: bytes
@@ -36,11 +37,11 @@ class HttpCall:
 
     Attributes:
         method, path, query: parts of the request line.
-        headers: names and values, as ASGI has them.
+        headers: names and values, in ASGI's form.
         body: the whole body.
-        prompt: the beginning of the prompt's text, which Ray's prefix-aware router reads; never
-            empty.
-        resumption: set if another replica may go on with the answer.
+        prompt: the beginning of the prompt's text, which Ray's prefix-aware router reads; it is
+            never empty.
+        resumption: set if another replica may continue the answer.
     """
 
     method: str
@@ -54,11 +55,11 @@ class HttpCall:
 
 @dataclass(frozen=True)
 class HttpHead:
-    """The part of an answer that comes before the body.
+    """The status and the headers of an HTTP answer.
 
     Attributes:
         status: the status code.
-        headers: names and values, as ASGI has them.
+        headers: names and values, in ASGI's form.
     """
 
     status: int
@@ -67,18 +68,18 @@ class HttpHead:
 
 @dataclass(frozen=True)
 class HttpPart:
-    """A part of an answer's body.
+    """A part of the body of an HTTP answer.
 
     Attributes:
-        body: the bytes.
-        entries: of the `AnswerJournal`, what was added before these bytes were made.
+        body: the bytes of this part.
+        entries: entries that were added to the `AnswerJournal` before these bytes were made.
     """
 
     body: bytes
     entries: list[bytes]
 
 
-# Routes that leave nothing behind at the replica that answers, so any of several may.
+# Routes whose requests store nothing at the replica that answers, so any replica may answer them.
 _POSTED = frozenset(
     [
         "/generate",
@@ -122,15 +123,15 @@ _CHANGED = frozenset(
         "/continue_generation",
     ]
 )
-# Read from one replica, they would be read as if they were of all.
+# Routes that read data of a single replica; an answer would look as if it were about all replicas.
 _OF_ONE = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/loads", "/get_load", "/last_errors")
 
 
 def is_for_any_replica(method: str, path: str) -> bool:
-    """Whether any of several replicas can answer a request with the same result.
+    """Whether a request has the same result at any of several replicas.
 
-    False for a request that changes a replica (weights, adapters, its cache, sessions) and for a
-    request about what one replica keeps (files, batches, stored responses).
+    It is false for requests that change a replica (weights, adapters, cache, sessions), and for
+    requests that read data of one replica (files, batches, stored responses).
     """
     if method == "POST":
         return path in _POSTED
@@ -158,7 +159,7 @@ def prompt_of(path: str, body: bytes) -> str:
     try:
         fields = msgspec.structs.astuple(_decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # A replica says what is wrong.
+        # The body is malformed; the replica will answer with an error that says why.
         return path
     found: list[str] = []
     room = MAX_PROMPT_CHARACTERS
@@ -171,7 +172,7 @@ def prompt_of(path: str, body: bytes) -> str:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Every text in `value`, without the names of its fields."""
+    """Yield every text within `value`, without the names of fields."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -1,4 +1,4 @@
-"""Sends a client one answer, although the replicas that give it may die."""
+"""Sends a client one answer, even if the replica that makes it dies and another continues it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from headrace.ray.http_call import HttpCall, HttpHead, HttpPart, Resumption
 
-# An answer that needs more than this to go on elsewhere ends with its replica.
+# The largest journal that is kept. An answer with a larger one cannot continue at another replica.
 _MAX_JOURNAL_BYTES = 64 * 2**20
 _STREAMED = (b"text/event-stream", b"application/x-ndjson")
 _ENDED = "The replica ended. Please send the request again."
@@ -20,25 +20,25 @@ _OTHER = "The replica ended, and another one answered otherwise. Please send the
 
 
 class OtherAnswer(Exception):
-    """A replica does not repeat what the client has of the answer."""
+    """A replica's answer does not begin with the part that the client has already received."""
 
 
 class Relay:
-    """One request, and what its client has of the answer.
+    """Passes the answer to one request from replicas to its client.
 
-    A streamed answer is sent as it is made. If its replica dies, the next one gets the journal of
-    what was sent, and makes the same lines again, which are left out here. Lines are counted, not
-    bytes, because a line may tell how long something took. Any other answer to a POST is sent once
-    it is whole.
+    A streamed answer is sent to the client while it is made. If its replica dies, the next replica
+    gets the journal of the part that was sent. It makes the same lines again, and this class skips
+    them. Skipped lines are counted and not compared, because a line may contain a duration. Any
+    other answer to a POST request is sent when it is complete.
     """
 
     def __init__(self, call: HttpCall, send: Send, *, may_resume: bool) -> None:
-        """Relay the answer to `call`.
+        """Store the request and its client.
 
         Args:
             call: the request.
-            send: sends ASGI messages to the client.
-            may_resume: whether another replica may go on with the answer.
+            send: function that sends ASGI messages to the client.
+            may_resume: whether another replica may continue the answer.
         """
         self._send = send
         self._is_post = call.method == "POST"
@@ -55,20 +55,20 @@ class Relay:
 
     @property
     def call(self) -> HttpCall:
-        """The request, with the journal of what the client has."""
+        """The request for the next replica, with the journal of the part that was sent."""
         return self._call
 
     @property
     def may_try(self) -> bool:
-        """Whether a replica can give the answer, or the rest of it."""
+        """Whether a replica can still make the answer, or the rest of it."""
         return not self._has_begun or self._call.resumption is not None
 
     async def run(self, pieces: AsyncIterator[HttpHead | HttpPart]) -> None:
-        """Send what a replica gives, without what the client has.
+        """Send the client a replica's answer, without the part that the client has received.
 
         Raises:
             RayError: the replica ended.
-            OtherAnswer: this replica does not repeat the beginning.
+            OtherAnswer: the replica's answer has another beginning.
         """
         left_out = dataclasses.replace(self._sent)
         body: list[bytes] = []
@@ -98,7 +98,7 @@ class Relay:
             return
         self._head = head
         kind = dict(head.headers).get(b"content-type", b"")
-        # A file may be large; it is not an answer of the model.
+        # Answers to GET requests are streamed too: they may be large files.
         self._is_streamed = kind.startswith(_STREAMED) or not self._is_post
         self._has_events = not kind.startswith(b"application/x-ndjson")
         if self._is_streamed:
@@ -111,7 +111,7 @@ class Relay:
         await self._send({"type": "http.response.start", **head})
 
     def _note(self, piece: HttpPart) -> None:
-        """Keep what the piece adds to the journal, which must not be less than what is sent."""
+        """Store the journal entries of a piece, before the piece itself is sent."""
         resumption = self._call.resumption
         if resumption is None or not piece.entries:
             return
@@ -122,12 +122,12 @@ class Relay:
             resumption.entries.extend(piece.entries)
 
     async def fail(self, error: Exception) -> None:
-        """End the answer with an error."""
+        """End the answer with an error for the client."""
         message = _OTHER if isinstance(error, OtherAnswer) else _ENDED
         if not self._has_begun:
             await refuse(self._send, 503, message)
             return
-        # A line that was cut off is ended, so that the error is a line of its own.
+        # A line that was cut off is ended first, so that the error is a separate line.
         cut_off = b"\n" * bool(self._sent.num_bytes)
         error_line = error_body(message) + b"\n"
         data = cut_off + (b"data: " + error_line + b"\n" if self._has_events else error_line)
@@ -136,11 +136,11 @@ class Relay:
 
 @dataclasses.dataclass
 class _Lines:
-    """How much of a text there is.
+    """The length of a text, as lines and bytes.
 
     Attributes:
-        num_lines: whole lines.
-        num_bytes: bytes after the last of them.
+        num_lines: number of complete lines.
+        num_bytes: number of bytes after the last complete line.
     """
 
     num_lines: int = 0
@@ -150,13 +150,16 @@ class _Lines:
         return bool(self.num_lines or self.num_bytes)
 
     def add(self, data: bytes) -> None:
-        """Append `data` to the text."""
+        """Count `data` as appended to the text."""
         self.num_lines += data.count(b"\n")
         _, newline, last = data.rpartition(b"\n")
         self.num_bytes = len(last) + (0 if newline else self.num_bytes)
 
     def remove_from(self, data: bytes) -> bytes:
-        """Return `data` without this text; what is still to be removed is left in this object."""
+        """Return `data` without a beginning of this length.
+
+        If `data` is shorter than that, this object keeps the length that must still be removed.
+        """
         while self.num_lines:
             _, newline, data = data.partition(b"\n")
             if not newline:
@@ -168,12 +171,12 @@ class _Lines:
 
 
 def error_body(message: str) -> bytes:
-    """Return the JSON of an error."""
+    """Return the body of an error response, as JSON."""
     return msgspec.json.encode({"error": {"message": message, "type": "server_error"}})
 
 
 async def refuse(send: Send, status: int, message: str) -> None:
-    """Answer with an error."""
+    """Send the client an error response with this status and message."""
     headers = [(b"content-type", b"application/json")]
     if status == 503:
         headers.append((b"retry-after", b"1"))

@@ -1,4 +1,4 @@
-"""A replica: a whole engine and the server's routes in one of Ray's actors."""
+"""A replica: a Ray actor that runs a whole engine with the server's routes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from server.serving import make_application
 
 
 class Replica:
-    """One copy of the model, with every route of the server, without its port.
+    """One copy of the model with every route of the server, but without an HTTP port.
 
-    The engine's processes are children of Ray's actor. One that dies is started again, and the
-    streams that it ran go on, as in a server.
+    The engine's processes are child processes of the Ray actor. If one dies, it is started again
+    and its streams continue, as in a server.
     """
 
-    # Ray awaits a constructor that is a coroutine, on the loop that later runs the methods.
+    # Ray accepts a coroutine as constructor, and awaits it on the event loop that runs the methods.
     async def __init__(  # type: ignore[misc]
         self, keywords: Mapping[str, Any]
     ) -> None:
-        """Start the engine and wait until it takes requests.
+        """Start the engine and wait until it can serve requests.
 
         Args:
-            keywords: the server's options, `model_path` for `--model-path`.
+            keywords: the server's options by name, such as `model_path` for `--model-path`.
 
         Raises:
-            ValueError: an unknown option, or a value of the wrong type or range.
-            EngineStartError: the engine cannot start, or no key guards it.
+            ValueError: an option is unknown, or a value has the wrong type or range.
+            EngineStartError: the engine cannot start, or no API key is set.
         """
         config = read_options(keywords)
         with translated():
@@ -65,9 +65,9 @@ class Replica:
         self._context.lifecycle.warmed_up = True
 
     async def answer(self, call: HttpCall) -> AsyncIterator[HttpHead | HttpPart]:
-        """Answer a request: first its head, then the body, piece by piece as it is made.
+        """Answer an HTTP request: yield the head, then the parts of the body as they are made.
 
-        An answer that another replica began is repeated, then continued.
+        If another replica began the answer, it is repeated from its beginning and then continued.
         """
         scope: Scope = {
             "type": "http",
@@ -102,21 +102,21 @@ class Replica:
                     yield HttpPart(message["body"], journal.take_unsent())
             await task
         finally:
-            # The reader has gone, or all is said.
+            # The answer is complete, or the ingress no longer reads it.
             incoming.put_nowait({"type": "http.disconnect"})
             if not task.done():
                 await asyncio.wait([task], timeout=5)
                 task.cancel()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what the autoscaling policy reads; Ray calls this method."""
+        """Return the numbers that `replicas_wanted` reads; Ray calls this method."""
         worker = self._context.status.worker
         rows = 0 if worker is None else worker.max_running_requests
         num_requests = self._context.client.num_in_flight
         return {"num_requests": float(num_requests), "max_running_requests": float(rows)}
 
     async def check_health(self) -> None:
-        """Raise if the engine has ended for good; Ray calls this method.
+        """Raise an error if the engine has ended for good; Ray calls this method.
 
         Raises:
             RuntimeError: the engine's processes could not be started again.
@@ -131,13 +131,13 @@ class Replica:
 
 
 def read_options(keywords: Mapping[str, Any]) -> ServerConfig:
-    """Read a server's options and its environment, as the command line does.
+    """Make the server's configuration from options and from environment variables.
 
     Args:
         keywords: options such as `{"model_path": "demo-toy", "lora_paths": ["a=DIR"]}`.
 
     Raises:
-        ValueError: the message is that of the command line.
+        ValueError: an option is wrong; the message is the same as on the command line.
     """
     arguments = ["--enable-metrics"]
     for name, value in keywords.items():
