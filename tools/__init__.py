@@ -1,4 +1,5 @@
-"""Developer tools for Headrace, which the wheel does not contain: `python -m tools.NAME`.
+"""Developer tools of this repository, run by `python -m tools.NAME`; they are not in the wheel.
 
-A regular package, so that another distribution's `tools` does not hide it.
+This file makes the folder a regular package. Otherwise a package `tools` of another distribution
+would be imported instead.
 """

@@ -1,4 +1,4 @@
-"""Lines of code of each package, and the difference from another revision.
+"""Prints the lines of code of each package, and the difference from another revision.
 
 `python -m tools.code_lines [--base REV] [--depth N]`. A line counts if it holds code: blank lines,
 comments, docstrings and import statements do not count. A statement over several lines counts as
@@ -41,7 +41,7 @@ Source = tuple[PurePosixPath, str]
 
 
 def python_lines(source: str) -> int:
-    """Lines of code of a Python file.
+    """Return the number of lines of code in a Python file.
 
     Raises:
         SyntaxError: the file is not Python.
@@ -73,7 +73,7 @@ def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
 
 
 def cpp_lines(source: str) -> int:
-    """Lines of code of a C++ file; `#include` is an import."""
+    """Return the number of lines of code in a C++ file, without comments and `#include` lines."""
 
     def without_comment(part: re.Match[str]) -> str:
         text = part.group()
@@ -84,11 +84,11 @@ def cpp_lines(source: str) -> int:
 
 
 def count(sources: Iterable[Source], depth: int = 1) -> Counter[str]:
-    """Lines of code by package; C++ is counted separately, as `kernels (C++)`.
+    """Return the lines of code of each package; C++ counts separately, as `kernels (C++)`.
 
     Args:
-        sources: path from the root of the repository and text of each file.
-        depth: number of folders in a package's name.
+        sources: for each file its path from the root of the repository, and its text.
+        depth: number of folders that make up a package's name.
     """
     counts: Counter[str] = Counter()
     for path, text in sources:
@@ -101,7 +101,7 @@ def count(sources: Iterable[Source], depth: int = 1) -> Counter[str]:
 
 
 def files_here(folders: Sequence[str] = (*PRODUCT, *OTHERS)) -> Iterator[Source]:
-    """The files of this working tree in `folders`."""
+    """Yield the files in `folders` of this working tree, with their texts."""
     for folder in folders:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in SUFFIXES:
@@ -109,7 +109,7 @@ def files_here(folders: Sequence[str] = (*PRODUCT, *OTHERS)) -> Iterator[Source]
 
 
 def files_of(revision: str) -> Iterator[Source]:
-    """The files of a revision of the repository.
+    """Yield the files of a revision of the repository, with their texts.
 
     Raises:
         subprocess.CalledProcessError: the revision does not exist.
@@ -127,11 +127,13 @@ def files_of(revision: str) -> Iterator[Source]:
 
 
 def table(now: Counter[str], base: Counter[str] | None = None) -> list[str]:
-    """One line per package, the product's first, each group with its sum.
+    """Return a table with a line for each package: first the product, then tests and tools.
+
+    Each of the two groups ends with its sum.
 
     Args:
         now: lines of code by package.
-        base: the same for another revision, to compare with.
+        base: lines of code by package of another revision, to compare with.
     """
     head = ("package", "now") if base is None else ("package", "base", "now", "change")
     rows = [head]
@@ -160,7 +162,7 @@ def table(now: Counter[str], base: Counter[str] | None = None) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and return 1 if the revision does not exist."""
+    """Print the table and return the exit status, which is 1 if the revision does not exist."""
     parser = argparse.ArgumentParser(prog="python -m tools.code_lines", description=__doc__)
     parser.add_argument("--base", metavar="REV", help="a revision of git to compare with")
     parser.add_argument("--depth", type=int, default=1, help="folders of a package's name")

@@ -1,8 +1,9 @@
-"""`python -m tools.compare_layers MODEL`: our model beside `transformers`, layer by layer.
+"""`python -m tools.compare_layers MODEL` compares our model with `transformers`, layer by layer.
 
-Both get the same weights, unless `--reference` names others, and the same random tokens. The table
-shows how far each stage is from that of `transformers`. The first stage beyond the tolerance is
-named, and the exit status is 1. Later stages inherit its error, so it is the one to examine:
+Both models get the same weights, unless `--reference` names others, and the same random tokens. The
+table shows for each stage of a layer the difference from the same stage in `transformers`. If a
+stage differs by more than the tolerance, the first such stage is named, and the exit status is 1.
+Later stages inherit its error, so examine this stage:
 
         attention  the heads' output, before the output product: q/k/v, norms, rotation, mask, scale
     o_proj     the output product
@@ -34,12 +35,13 @@ from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
 
-# Largest error relative to the largest number in the token's row. In 16 bits both sides round, each
-# in its own order, and the errors of many layers add up.
+# The largest error that is accepted, relative to the largest number in the token's row. In 16 bits
+# both models round, each in its own order, and the errors of many layers add up.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 PAGE_SIZE = 16
 
-# Stage, such as `layers.1 mlp`, to `[num_tokens, width]` float32 on the CPU; in order.
+# The output of each stage, in order: from a name such as `layers.1 mlp` to a tensor
+# `[num_tokens, width]`, float32, on the CPU.
 Stages = dict[str, Tensor]
 
 
@@ -48,9 +50,9 @@ class Difference:
     """The error of one stage.
 
     Attributes:
-        relative: largest absolute error of a token, relative to the largest number in its row.
-        absolute: largest absolute error.
-        token: where the relative error is largest.
+        relative: the largest error of a token, relative to the largest number in the token's row.
+        absolute: the largest absolute error.
+        token: index of the token with the largest relative error.
     """
 
     stage: str
@@ -60,10 +62,10 @@ class Difference:
 
 
 class RecordedLayer:
-    """A layer of ours that records the outputs of its parts."""
+    """Wraps a layer of our model, and records the outputs of its parts."""
 
     def __init__(self, layer: DecoderLayer, name: str, stages: Stages) -> None:
-        """Record the outputs of `layer`, under `name`, in `stages`."""
+        """Wrap `layer`; its outputs are recorded in `stages` under names that begin with `name`."""
         self._layer = layer
         self._name = name
         self._stages = stages
@@ -87,7 +89,7 @@ class RecordedLayer:
             hidden = self._layer.finish(attended, residual)
         finally:
             self._layer.mlp = mlp
-        # The pending update is a part of the stream.
+        # Our residual stream lacks the layer's last output until the next norm adds it.
         _keep(self._stages, f"{self._name} output", hidden + residual)
         return hidden
 
@@ -96,7 +98,7 @@ class RecordedLayer:
 class _RecordedMLP:
     compute: Callable[[Tensor], Tensor]
     keep: Callable[[Tensor], None]
-    # The norm ahead of the block gives floats, also where the block would take codes.
+    # The norm before the block must return floats, even if the block could take rounded numbers.
     rounding: None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class _RecordedMLP:
 def our_stages(
     folder: Path, tokens: Sequence[int], dtype: str, device: str = "cpu", backend: str | None = None
 ) -> Stages:
-    """Run our model on `tokens`, all in one step.
+    """Run our model on `tokens` in one step, and return the output of each stage.
 
     Raises:
         StartupError: the model cannot be loaded, or does not consist of `DecoderLayer`s.
@@ -133,7 +135,7 @@ def our_stages(
 
 
 def _one_prompt(model: DecoderForCausalLM, tokens: Sequence[int], backend: str) -> ForwardBatch:
-    """Return a planned step with one whole prompt."""
+    """Return the batch of a step that computes one whole prompt, planned for attention."""
     device, length = model.context.device, len(tokens)
     num_pages = -(-length // PAGE_SIZE)
     attention = ATTENTION_BACKENDS.load(backend)(
@@ -170,7 +172,7 @@ def _one_prompt(model: DecoderForCausalLM, tokens: Sequence[int], backend: str) 
 
 
 def their_stages(folder: Path, tokens: Sequence[int], dtype: str, device: str = "cpu") -> Stages:
-    """Run `transformers` on `tokens`."""
+    """Run the model of `transformers` on `tokens`, and return the output of each stage."""
     import transformers
 
     sees = read_model_spec(folder).vision is not None
@@ -209,7 +211,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _keep(stages: Stages, stage: str, value: Tensor) -> None:
-    # This is a copy, because both sides later change some of these tensors in place.
+    # The value is copied, because both models later change some of these tensors in place.
     stages[stage] = value.detach().reshape(-1, value.shape[-1]).float().cpu().clone()
 
 
@@ -217,7 +219,7 @@ def compare(ours: Stages, theirs: Stages) -> list[Difference]:
     """Return the error of each stage of `ours` against `theirs`, in the order of computation.
 
     Raises:
-        ValueError: the stages differ, or one has another shape.
+        ValueError: the models have different stages, or a stage has different shapes.
     """
     if ours.keys() != theirs.keys():
         raise ValueError(f"stages of one side only: {sorted(ours.keys() ^ theirs.keys())}")
@@ -241,7 +243,7 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> Differe
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options of this tool."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.compare_layers", description=(__doc__ or "").partition("\n")[0]
     )
@@ -259,7 +261,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and the verdict; return 1 if a stage differs, 2 if a comparison failed."""
+    """Print the table and the result, and return the exit status.
+
+    The status is 1 if a stage differs, and 2 if the models could not be compared.
+    """
     options = build_parser().parse_args(argv)
     tolerance = options.tolerance or TOLERANCES[options.dtype]
     try:

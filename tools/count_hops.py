@@ -1,21 +1,24 @@
-"""`python -m tools.count_hops`: the path of a prompt in and of a token back, counted.
+"""`python -m tools.count_hops` lists and counts the functions on the path of a prompt and a token.
 
-The tool starts a real server with the bundled toy. The worker and the detokenizer run on threads of
-this process, where a profile function can observe them, and use their real sockets. One streamed
-request is followed.
+The tool starts a real server with the bundled tiny model, and follows one streamed request. The
+worker and the detokenizer run on threads of this process, where a profile function can observe
+them; they use their real sockets.
 
+There are two journeys: of a prompt from the socket to the model, and of a token back to the client.
 A journey is defined by its *stations*: the functions that receive the prompt or the token. When a
-station is called, the call stack shows the path to it from the process's loop. A **hop** is a call
-on such a path that enters another module of ours. Libraries in between do not count, each hop
-counts once, and frames that have waited in the front since the prompt came are not hops of a token.
-A **climb** is a hop from a lower room to a higher one, by the order of imports in `pyproject.toml`.
+station is called, the call stack shows the path from the process's main loop to it. A **hop** is a
+call on such a path that enters another module of ours. Calls of libraries do not count, and each
+hop counts once. Functions of the front that have waited since the prompt arrived are not hops of a
+token. A **climb** is a hop from a lower package to a higher one, by the order of imports in
+`pyproject.toml`.
 
-Some hops **hand on**: they are on the stack when the prompt arrives and goes to the next process,
-to the queue and to the model, or when the token goes to its request, to the next process, to its
-stream, to the stream's reader and to uvicorn. The other hops are queries, which return.
+Some hops **hand on** the prompt or the token. They are on the stack when the prompt arrives, and
+when it goes to the next process, to the queue and to the model. For a token, they are on the stack
+when it goes to its request, to the next process, to its stream, to the stream's reader and to
+uvicorn. The other hops are queries, which return.
 
-The prompt is the second of two, so that first-use work is done. The token is the last one: the
-first token arrives with the head of the answer, by another path.
+The followed prompt is the second of two, so that work at first use is done before. The followed
+token is the last one, because the first token takes another path, with the head of the answer.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("kernels", "runtime", "openai_api", "anthropic_api", "ollama_api", "server", "headrace")
 READY_TIMEOUT_S = 120.0
-# At the bottom of every stack: the loops of the processes.
+# The main loops of the processes, which are at the bottom of every call stack.
 _LOOPS = (
     "server.front",
     "runtime.worker.worker_process",
@@ -56,7 +59,7 @@ _LOOPS = (
 _SEND = "runtime.ipc.transport:Outbox.send"
 _DRAIN = "runtime.ipc.transport:Inbox.drain"
 
-# Journey to stations, (process, function) each, in call order.
+# The stations of each journey, in call order; a station is a process and a function.
 STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "prompt": (
         ("front", "server.protocol:GuardedProtocol.data_received"),
@@ -90,7 +93,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-# The stations that hand something on.
+# The stations that hand on the prompt or the token.
 HAND_OVERS = {
     "prompt": (
         "server.protocol:GuardedProtocol.data_received",
@@ -115,9 +118,9 @@ class Hop:
     Attributes:
         process: `front`, `worker` or `detokenizer`.
         function: `module:qualified.name`.
-        caller: the calling module; empty for an event loop or a thread's start.
-        is_climb: whether the callee's room is above the caller's.
-        hands_on: whether it hands on the prompt or token; otherwise it is a query, which returns.
+        caller: the calling module; empty if an event loop or the start of a thread is the caller.
+        is_climb: whether the called package is above the caller's package.
+        hands_on: whether the hop hands on the prompt or token; otherwise it is a query.
     """
 
     process: str
@@ -128,7 +131,7 @@ class Hop:
 
 
 def rooms_in_order() -> list[tuple[str, ...]]:
-    """Packages and the rooms of `runtime`, from the top of the import order to its bottom."""
+    """Return the packages, also those within `runtime`, from the top of the import order down."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     whole, inside = (c for c in tool["importlinter"]["contracts"] if c["type"] == "layers")
     rooms: list[tuple[str, ...]] = []
@@ -144,7 +147,7 @@ def rooms_in_order() -> list[tuple[str, ...]]:
 
 
 def height_of(module: str, rooms: Sequence[tuple[str, ...]]) -> int:
-    """Index of a module's room in the import order, 0 at the bottom."""
+    """Return the index of a module's package in the import order, 0 at the bottom."""
     for height, names in enumerate(reversed(rooms)):
         if any(module == name or module.startswith(f"{name}.") for name in names):
             return height
@@ -157,13 +160,13 @@ def hops_of(
     before: Sequence[Hop] = (),
     hand_overs: Sequence[str] | None = None,
 ) -> list[Hop]:
-    """The hops of a journey, in order.
+    """Return the hops of a journey, in order.
 
     Args:
-        stacks: process and functions of ours, (module, qualified name), outermost first, of each
-            call of a station.
-        rooms: from `rooms_in_order`.
-        before: hops of the previous journey, whose functions in the front still wait.
+        stacks: for each call of a station its process, and the functions of ours on the call stack
+            as (module, qualified name), the outermost first.
+        rooms: the result of `rooms_in_order`.
+        before: hops of the previous journey, whose functions in the front are still waiting.
         hand_overs: the stations that hand on; by default all of them.
     """
     handing = {
@@ -188,11 +191,11 @@ def hops_of(
 
 
 class Recorder:
-    """A profile function that records the call stacks of stations while it is on.
+    """A profile function that records the call stack of each call of a station.
 
     Attributes:
-        is_on: whether it records.
-        stacks: process and stack, outermost first, in the order of the calls.
+        is_on: whether calls are recorded.
+        stacks: for each call the process and its stack, the outermost function first.
     """
 
     def __init__(self) -> None:
@@ -222,7 +225,7 @@ class Recorder:
         self.stacks.append((process, stack[::-1]))
 
     def journey(self, name: str) -> list[tuple[str, list[tuple[str, str]]]]:
-        """One call of each station of a journey, in the order of its stations.
+        """Return the stack of one call of each station of a journey, in the order of the stations.
 
         Raises:
             LookupError: a station was not called.
@@ -250,18 +253,18 @@ def _process_of(thread: str) -> str:
 
 
 class ThreadChild:
-    """A child that is a thread of this process; stands in for `runtime.ipc.process.Child`."""
+    """Replaces `runtime.ipc.process.Child`: runs a child process as a thread of this process."""
 
     profile: Callable[..., None]
     is_alive = True
     last_words = ""
 
     def __init__(self, entry: str, config: object, *_: object, **__: object) -> None:
-        """Run the child's own main function on a thread; it never returns."""
+        """Run the main function of the child process on a thread; it never returns."""
         from runtime.ipc.process import CHILD_ENTRIES
 
         self.entry = entry
-        # The child's own reports are compared with it.
+        # The process id that the child reports is compared with this one.
         self.pid = os.getpid()
         payload = msgspec.msgpack.encode(config)
         main = CHILD_ENTRIES.load(entry)
@@ -280,11 +283,11 @@ class ThreadChild:
 
 
 def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorder:
-    """Serve the toy, send two requests and record the path of the second.
+    """Serve the bundled tiny model, send two requests and record the path of the second.
 
-    The server still runs afterwards: the process must exit with `os._exit`.
+    The server still runs afterwards, so the process must exit with `os._exit`.
     """
-    # Before any profile function looks on, which would slow these imports down.
+    # Imported before the profile function is set, which would slow these imports down.
     import runtime.worker.build_worker  # noqa: F401
     from runtime.processes.replica import Replica
     from server.front import run
@@ -297,7 +300,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     def ask() -> None:
         try:
             _wait_ready(port)
-            # The first request does the first-use work.
+            # The first request does all work that happens only at first use.
             _post(port, route, bodies[0])
             recorder.is_on = True
             _post(port, route, bodies[1])
@@ -354,7 +357,7 @@ def _post(port: int, route: str, body: dict[str, Any]) -> bytes:
 
 
 def body_of(place: str) -> dict[str, Any]:
-    """A streamed request about `place`, whose prompt is unique."""
+    """Return the body of a streamed request about `place`, so that its prompt is unique."""
     return {
         "text": f"What is the capital of {place}?",
         "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
@@ -363,13 +366,13 @@ def body_of(place: str) -> dict[str, Any]:
 
 
 def counts(hops: Sequence[Hop]) -> str:
-    """The number of each kind."""
+    """Return a text with the number of hops, of climbs and of hops that hand on."""
     climbs, handing = sum(hop.is_climb for hop in hops), sum(hop.hands_on for hop in hops)
     return f"{len(hops)} hops, {climbs} climbs; {handing} hand on"
 
 
 def to_text(name: str, hops: Sequence[Hop]) -> str:
-    """The journey's hops, one per line, and their number; `>` marks those that hand on."""
+    """Return the hops of a journey, one per line, and their number; `>` marks hops that hand on."""
     lines = [f"{name}: {counts(hops)}"]
     for number, hop in enumerate(hops, 1):
         climb = f"  <-- climbs from {hop.caller}" if hop.is_climb else ""
@@ -378,7 +381,7 @@ def to_text(name: str, hops: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
-# An entry of the page that lists the journeys: its function and its description.
+# Matches an entry of the page that lists the journeys: a function and its description.
 ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
 # The prefix of the description of a hop that does not hand on.
 ASKED = "asked: "
@@ -386,9 +389,9 @@ TITLES = {"prompt": "A prompt in", "token": "A token back"}
 
 
 def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
-    """Return `page` with these journeys; existing descriptions stay.
+    """Return the text of the page with new lists of hops; descriptions of functions stay.
 
-    A new function is described by the first line of its docstring.
+    A function that is new on the page is described by the first line of its docstring.
 
     Raises:
         LookupError: the page has no section for a journey.
@@ -418,7 +421,7 @@ def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
 
 
 def first_line_of(function: str) -> str:
-    """A function's own description, in the page's style: without capital and full stop."""
+    """Return the first line of a function's docstring, without its capital and its full stop."""
     module, _, name = function.partition(":")
     found: object = importlib.import_module(module)
     for part in name.split("."):
@@ -428,7 +431,7 @@ def first_line_of(function: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print both journeys."""
+    """Print both journeys, or renew the page that lists them."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.count_hops", description=(__doc__ or "").partition("\n")[0]
     )
@@ -457,5 +460,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    # The children's threads wait on sockets for good.
+    # `os._exit` is needed, because the threads of worker and detokenizer wait on sockets for ever.
     os._exit(status)

@@ -29,7 +29,7 @@ _OWN = {"self", "cls", "os", "sys"}
 
 
 def places(source: str) -> Iterator[tuple[str, int]]:
-    """Kind and line of each place in a test file.
+    """Yield the kind and the line of each place in a test file that is counted.
 
     Raises:
         SyntaxError: the file is not Python.
@@ -76,7 +76,7 @@ def _is_ours(target: ast.expr, ours: set[str]) -> bool:
 
 
 def count(sources: Iterable[Source]) -> Counter[str]:
-    """The number of places of each kind in the files under `tests`."""
+    """Return the number of places of each kind in the files under `tests`."""
     return Counter(
         kind
         for path, text in sources
@@ -86,7 +86,10 @@ def count(sources: Iterable[Source]) -> Counter[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the counts, or the places of one kind; return 1 if the revision does not exist."""
+    """Print the counts, or the places of one kind, and return the exit status.
+
+    The status is 1 if the revision does not exist.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.count_test_smells", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--base", metavar="REV", help="a revision of git to compare with")

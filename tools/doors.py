@@ -1,7 +1,7 @@
-"""Counts the files of each package, their median length, and files with one importer.
+"""Counts the files of each package, their median length, and files that only one file imports.
 
-`python -m tools.doors [--base REV]`. A file has one importer when exactly one other file of the
-product imports it, by any import; files that registries load by name have none and do not count.
+Usage: `python -m tools.doors [--base REV]`. Every import statement in another file of the product
+counts. Files that only registries load by name have no importer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ SHORT_LINES = 60
 
 
 def doors(files: Sequence[Source]) -> dict[str, tuple[int, float, int, int]]:
-    """Return for each package: files, median lines, files under 60 lines, files with one importer.
+    """Return four numbers for each package.
+
+    They are: its number of files, their median number of lines, the number of files under 60 lines,
+    and the number of files that exactly one other file imports.
 
     Args:
-        files: files of the product; `__init__.py` does not count.
+        files: the files of the product; files `__init__.py` do not count.
     """
     sources = [each for each in files if each[0].suffix == ".py" and each[0].name != "__init__.py"]
     importers = Counter(name for found in graph_of(files, every=True).values() for name in found)
@@ -42,7 +45,7 @@ def doors(files: Sequence[Source]) -> dict[str, tuple[int, float, int, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each package."""
+    """Print a line with these numbers for each package."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", metavar="REV", help="look at another revision")
     base = parser.parse_args(arguments).base

