@@ -23,9 +23,9 @@ class BatchLine:
     """One line of the input: a request, or the reason why the line is not one.
 
     Attributes:
-        index: number of the line in the input, counted from 0; blank lines count.
-        request: the JSON object, empty when the line holds none.
-        problem: why the line is not a valid request.
+        index: number of the line in the input file, counted from 0; blank lines count too.
+        request: the line's JSON object; empty if the line is not a JSON object.
+        problem: the reason why the line is not a valid request, or `None`.
     """
 
     index: int

@@ -34,7 +34,7 @@ class _Reader:
 
 
 class ChunkIterator(_Reader, Generator[Chunk, None, None]):
-    """Chunks for a `for` loop on any thread."""
+    """An iterator over the chunks of an answer, for a `for` loop on any thread."""
 
     def __next__(self) -> Chunk:
         if self._request is None:
@@ -50,7 +50,7 @@ class ChunkIterator(_Reader, Generator[Chunk, None, None]):
         return chunk
 
     def send(self, value: None) -> Chunk:  # noqa: ARG002  # the protocol's parameter
-        """Like `next`."""
+        """Return the next chunk; the same as `next(iterator)`."""
         return next(self)
 
     def throw(
@@ -71,7 +71,7 @@ class ChunkIterator(_Reader, Generator[Chunk, None, None]):
 
 
 class AsyncChunkIterator(_Reader, AsyncGenerator[Chunk, None]):
-    """Chunks for an `async for` loop on any event loop."""
+    """An iterator over the chunks of an answer, for `async for` in any event loop."""
 
     async def __anext__(self) -> Chunk:
         if self._request is None:
@@ -87,7 +87,7 @@ class AsyncChunkIterator(_Reader, AsyncGenerator[Chunk, None]):
         return chunk
 
     async def asend(self, value: None) -> Chunk:  # noqa: ARG002  # the protocol's parameter
-        """Like `anext`."""
+        """Return the next chunk; the same as `anext(iterator)`."""
         return await anext(self)
 
     async def athrow(

@@ -177,7 +177,7 @@ class SglRoleBegin(SglExpr):
     __slots__ = ("role",)
 
     def __init__(self, role: str) -> None:
-        """Keep the role."""
+        """Store the role."""
         self.role = role
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class SglRoleEnd(SglExpr):
     __slots__ = ("role",)
 
     def __init__(self, role: str) -> None:
-        """Keep the role."""
+        """Store the role."""
         self.role = role
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class SglVarScopeBegin(SglExpr):
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Keep the variable's name."""
+        """Store the name of the variable."""
         self.name = name
 
     def __repr__(self) -> str:
@@ -216,7 +216,7 @@ class SglVarScopeEnd(SglExpr):
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        """Keep the variable's name."""
+        """Store the name of the variable."""
         self.name = name
 
     def __repr__(self) -> str:

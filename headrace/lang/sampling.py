@@ -134,7 +134,10 @@ class SglSamplingParams:
         }
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        """Return the arguments for Anthropic's `messages.create`; omit `top_k` without effect."""
+        """Return the arguments for Anthropic's `messages.create`.
+
+        `top_k` is included only if it has an effect.
+        """
         kwargs: dict[str, Any] = {
             "max_tokens": self.max_new_tokens,
             "stop_sequences": self.stops,

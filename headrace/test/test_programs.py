@@ -1,7 +1,7 @@
-"""Small programs that use each part of the language, to check the default back end.
+"""Small programs that use each part of the frontend language, to test a back end.
 
-Each runs on the back end of `set_default_backend` and raises `AssertionError` if the back end
-breaks a rule. None depends on the model's quality.
+Each function runs a program on the back end of `set_default_backend`. It raises `AssertionError` if
+the back end breaks a rule of the language. No result depends on the quality of the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.lang.state import ProgramState
 
 
 def test_mt_bench() -> None:
-    """Two questions; the second continues the first."""
+    """Test a conversation of two questions, of which the second continues the first."""
 
     @sgl.function
     def answer(s: ProgramState, first: str, second: str) -> None:
@@ -35,7 +35,7 @@ def test_mt_bench() -> None:
 
 
 def test_select() -> None:
-    """A decision is one of its choices, and appears unchanged in the text."""
+    """Test that `select` returns one of its choices, which then is part of the text."""
 
     @sgl.function
     def judge(s: ProgramState, statement: str) -> None:
@@ -48,7 +48,7 @@ def test_select() -> None:
 
 
 def test_decode_int() -> None:
-    """A typed generation has the form of its type."""
+    """Test that a generation with `dtype=int` is an integer."""
 
     @sgl.function
     def count(s: ProgramState) -> None:
@@ -59,7 +59,7 @@ def test_decode_int() -> None:
 
 
 def test_decode_json() -> None:
-    """A generation with a schema is JSON that follows it."""
+    """Test that a generation with `json_schema` is JSON that follows the schema."""
     colour = {"type": "string", "enum": ["red", "green"]}
     schema = {"type": "object", "properties": {"colour": colour}, "required": ["colour"]}
 
@@ -72,7 +72,7 @@ def test_decode_json() -> None:
 
 
 def test_regex() -> None:
-    """A generation with a pattern matches it completely."""
+    """Test that a generation with `regex` matches the whole expression."""
     pattern = r"[0-9]{1,3}\.[0-9]{1,3}"
 
     @sgl.function
@@ -84,7 +84,7 @@ def test_regex() -> None:
 
 
 def test_tool_use() -> None:
-    """The body reads a decision and continues accordingly."""
+    """Test a program that reads a `select` and then takes one of several branches."""
 
     @sgl.function
     def solve(s: ProgramState, question: str) -> None:
@@ -101,7 +101,7 @@ def test_tool_use() -> None:
 
 
 def test_parallel_decoding() -> None:
-    """Children of a fork continue independently, and their variables come back."""
+    """Test that children of `fork` continue independently, and that their variables can be read."""
 
     @sgl.function
     def tips(s: ProgramState) -> None:
@@ -116,7 +116,7 @@ def test_parallel_decoding() -> None:
 
 
 def test_stream() -> None:
-    """The pieces of a stream make up the text."""
+    """Test that the pieces of a stream together are the whole text."""
 
     @sgl.function
     def tell(s: ProgramState) -> None:
@@ -129,7 +129,7 @@ def test_stream() -> None:
 
 
 def test_batch() -> None:
-    """A batch returns its states in order."""
+    """Test that `run_batch` returns the states in the order of its arguments."""
 
     @sgl.function
     def ask(s: ProgramState, number: int) -> None:

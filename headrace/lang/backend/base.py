@@ -183,20 +183,20 @@ class BaseBackend:
     # ---- steps of a program, for back ends with state of their own ----
 
     def begin_program(self, s: Prompt) -> None:
-        """Do nothing; the frontend calls it when a program begins. It must not block."""
+        """Do nothing; the frontend calls it when a program begins. Overrides must not block."""
 
     def end_program(self, s: Prompt) -> None:
         """Do nothing; the frontend calls it when a program and all its steps are done.
 
-        It must not block.
+        Overrides must not block.
         """
 
     def fork_program(
         self, src: Prompt, dst: Prompt, position_ids_offset: list[int] | None = None
     ) -> None:
-        """Do nothing; the frontend calls it when `dst` begins as a copy of `src`.
+        """Do nothing; the frontend calls it when the program `dst` begins as a copy of `src`.
 
-        It must not block.
+        Overrides must not block.
         """
 
     def uncache_prefix(self, rid: str) -> None:
