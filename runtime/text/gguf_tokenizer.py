@@ -134,9 +134,12 @@ def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
     if kind == "gpt2":
         backend = _byte_level(words)
     elif kind == "llama":
-        backend = _sentence_pieces(words)
+        backend = _sentence_pieces(words, _merges(words))
+    elif kind == "gemma4":
+        # SentencePiece's spaces and bytes, with the merges in the file.
+        backend = _sentence_pieces(words, words.merges())
     else:
-        known = "gpt2 (byte-level BPE) and llama (SentencePiece)"
+        known = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (this with merges)"
         raise words.error(f"its tokenizer is of the kind {kind!r}; {known} are read")
     config = _config(words)
     template = file.metadata.get("tokenizer.chat_template")
@@ -264,15 +267,18 @@ def _byte_level(words: _Words) -> Backend:
     return backend
 
 
-def _sentence_pieces(words: _Words) -> Backend:
+def _sentence_pieces(words: _Words, merges: list[tuple[str, str]]) -> Backend:
     unknown = words.token("unknown_token_id")
-    model = BPE(
-        vocab=words.vocabulary(),
-        merges=_merges(words),
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=_BYTE in words.kinds,
-    )
+    try:
+        model = BPE(
+            vocab=words.vocabulary(),
+            merges=merges,
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=_BYTE in words.kinds,
+        )
+    except Exception as error:  # The library raises bare Exception.
+        raise words.error(f"its merges do not fit its vocabulary: {error}") from error
     backend = _made(words, model)
     replaced = normalizers.Replace(" ", _SPACE)
     prefix = words.flag("add_space_prefix", True)

@@ -36,6 +36,15 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "qwen3": {},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
+    # Everything that a model of the family may have.
+    "gemma4_inputs": {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
     "granite": {},
     # The files cannot tell which layers rotate: the fourth does not.
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kernels.quantized_linear.encode import encode
-from tests.support.gguf_family_keys import FAMILY_KEYS
+from tests.support.gguf_family_keys import FAMILY_KEYS, GEMMA4_WHOLE_NAMES
 
 Types = Callable[[str], str]
 
@@ -22,6 +22,9 @@ _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -43,6 +46,16 @@ _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
 }
 _GLM4_MOE = {
     "post_attention_layernorm": "post_attention_norm",
@@ -100,6 +113,7 @@ _OWN_NAMES = {
     "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
     "glm4": _GLM4,
     "glm4moe": _GLM4_MOE,
     "gpt-oss": _GPT_OSS,
@@ -120,6 +134,7 @@ _ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "Cohere2ForCausalLM": "cohere2",
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4moe",
@@ -243,6 +258,9 @@ def _name(full: str, architecture: str) -> tuple[str, int | None]:
     stem, _, last = full.rpartition(".")
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{last}", None
+    _, _, layer, whole = full.split(".", 3)
+    if architecture == "gemma4" and whole in GEMMA4_WHOLE_NAMES:
+        return f"blk.{layer}.{GEMMA4_WHOLE_NAMES[whole]}", None
     _, _, layer, rest = stem.split(".", 3)
     if ".experts." in rest:
         _, _, expert, part = rest.split(".")
@@ -277,7 +295,7 @@ def _write(
     stored = weight
     if heads:
         stored = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    offset = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    offset = 1.0 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0
     if stored.dim() == 1 or "_inp." in name or name.endswith(("bias", "gate_inp_shexp.weight")):
         if name.endswith("gate_inp_shexp.weight"):
             stored = stored.flatten()
@@ -340,7 +358,7 @@ def _write_keys(
     experts = experts or config.get("n_routed_experts")
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
         if config.get("moe_intermediate_size"):
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if config.get("shared_expert_intermediate_size"):

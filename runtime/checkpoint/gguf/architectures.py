@@ -17,6 +17,8 @@ from runtime.errors import StartupError
 _SOFTMAX, _SIGMOID = 1, 2
 # Architectures where only a part of each head may rotate.
 PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2"})
+# Architectures whose layers differ in heads or in the size of the feed-forward block.
+VARIED = frozenset({"gemma4"})
 # Architectures with attention over latents (MLA), whose heads are described by other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
 # The number of groups of experts and how many groups are chosen, by number of experts, for DeepSeek
@@ -328,6 +330,75 @@ def _gemma3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     return found | _window_pattern(keys)
 
 
+def _gemma4(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    num_layers = config["num_hidden_layers"]
+    pattern = keys.values.get("attention.sliding_window_pattern")
+    # One value if all layers are of one kind.
+    pattern = [bool(pattern)] * num_layers if not isinstance(pattern, list) else pattern
+    if len(pattern) != num_layers:
+        raise keys.error("attention.sliding_window_pattern", f"one for each of {num_layers} layers")
+    pattern[-1] = False
+    windowed = next((i for i in range(num_layers) if pattern[i]), 0)
+    whole = next(i for i in range(num_layers) if not pattern[i])
+    heads = _of_layers(keys, "attention.head_count_kv", num_layers)
+    sizes = _of_layers(keys, "feed_forward_length", num_layers)
+    readers = keys.integer("attention.shared_kv_layers", num_layers, 0, low=0)
+    is_wide = sizes[-1] != sizes[0]
+    wide = [
+        sizes[0] * (2 if is_wide and i >= num_layers - readers else 1) for i in range(num_layers)
+    ]
+    if sizes != wide or heads != [heads[windowed if each else whole] for each in pattern]:
+        raise keys.error(
+            "feed_forward_length", "as the kinds of layers have it, like head_count_kv"
+        )
+    of_whole = {"head_dim": config["head_dim"], "num_key_value_heads": heads[whole]}
+    inputs = keys.tensors.get("per_layer_token_embd.weight")
+    found: dict[str, Any] = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in pattern],
+        "sliding_window": keys.values.get("attention.sliding_window"),
+        "head_dim": keys.integer("attention.key_length_swa", MAX_HEAD_DIM, config["head_dim"]),
+        "num_key_value_heads": heads[windowed],
+        "per_layer_config": {str(i): of_whole for i in range(num_layers) if not pattern[i]},
+        "attention_k_eq_v": not keys.has(f"blk.{whole}.attn_v.weight"),
+        "num_kv_shared_layers": readers,
+        "use_double_wide_mlp": is_wide,
+        "hidden_size_per_layer_input": keys.values.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"] if inputs is None else inputs.shape[0],
+        "final_logit_softcapping": keys.values.get("final_logit_softcapping"),
+        "rope_scaling": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": keys.values.get("rope.freq_base_swa", 10000.0)},
+            "full_attention": {
+                **config.get("rope_scaling", {}),
+                "rope_theta": keys.values.get("rope.freq_base", 1e6),
+            },
+        },
+    }
+    if keys.values.get("expert_count"):
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": keys.values["expert_count"],
+            "top_k_experts": keys.values.get("expert_used_count"),
+            "moe_intermediate_size": keys.values.get("expert_feed_forward_length"),
+        }
+    return found
+
+
+def _of_layers(keys: OwnKeys, key: str, num_layers: int) -> list[int]:
+    """Return a number of each layer; the file may have one for all.
+
+    Raises:
+        StartupError: the file has neither.
+    """
+    found = keys.values.get(key)
+    if not isinstance(found, list):
+        return [keys.integer(key, MAX_WIDTH)] * num_layers
+    if len(found) != num_layers or not all(type(each) is int and each > 0 for each in found):
+        raise keys.error(key, f"a number for each of {num_layers} layers")
+    return found
+
+
 def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
     """Return the keys that say which layers have a window, if the file does."""
     pattern = keys.values.get("attention.sliding_window_pattern")
@@ -354,6 +425,7 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "deepseek2": _deepseek2,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,

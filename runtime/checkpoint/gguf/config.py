@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
-from runtime.checkpoint.gguf.architectures import ARCHITECTURES, PARTLY_ROTATED, WITH_LATENTS
+from runtime.checkpoint.gguf.architectures import (
+    ARCHITECTURES,
+    PARTLY_ROTATED,
+    VARIED,
+    WITH_LATENTS,
+)
 from runtime.checkpoint.gguf.files import open_gguf
 from runtime.checkpoint.gguf.header import GgufArray, GgufFile, GgufTensor
 from runtime.checkpoint.gguf.own_keys import OwnKeys, architecture_of
 from runtime.checkpoint.gguf.types import FLOAT_TYPES
+from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.errors import StartupError
@@ -82,14 +88,15 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
     if embeddings is None or len(embeddings.shape) != 2:
         raise StartupError(f"{file.path} has no tensor 'token_embd.weight': not a whole model")
     num_heads = keys.integer("attention.head_count", MAX_HEADS)
+    of_first = _of_first_layer(keys) if architecture_of(file) in VARIED else keys
     rms, plain = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     config: dict[str, Any] = {
         "vocab_size": embeddings.shape[0],
         "hidden_size": keys.integer("embedding_length", MAX_WIDTH),
         "num_hidden_layers": keys.integer("block_count", MAX_LAYERS),
-        "intermediate_size": keys.integer("feed_forward_length", MAX_WIDTH, 1),
+        "intermediate_size": of_first.integer("feed_forward_length", MAX_WIDTH, 1),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", MAX_HEADS, num_heads),
+        "num_key_value_heads": of_first.integer("attention.head_count_kv", MAX_HEADS, num_heads),
         "max_position_embeddings": keys.integer("context_length", MAX_POSITIONS),
         "rms_norm_eps": keys.number(plain if plain in keys.values else rms, 0.0, 1.0),
         "rope_theta": keys.number("rope.freq_base", 1.0, 1e12, 10000.0),
@@ -123,6 +130,12 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
             )
         config["rope_scaling"] = scaling
     return config
+
+
+def _of_first_layer(keys: OwnKeys) -> Keys:
+    """Return the keys with the number of the first layer where layers have one each."""
+    values = {key: v[0] if isinstance(v, list) and v else v for key, v in keys.values.items()}
+    return Keys(keys.source, values)
 
 
 def _rope_scaling(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:

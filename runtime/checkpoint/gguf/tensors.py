@@ -17,11 +17,14 @@ from runtime.checkpoint.gguf.own_keys import architecture_of
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
-_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias|scale)")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -107,6 +110,22 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA4 = {
+    **_GEMMA,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.{}.gate_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
+    # With the ends of their names in GGUF, which the checkpoint's names do not have.
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 # Tensors of a layer whose names have no `weight` or `bias` at the end.
 _WHOLE_NAMES = {
     "attn_sinks": "self_attn.sinks",
@@ -142,6 +161,7 @@ _DIALECTS = {
     "deepseek2": _Dialect(_DEEPSEEK),
     "gemma2": _Dialect(_GEMMA, norm_offset=1.0),
     "gemma3": _Dialect(_GEMMA, norm_offset=1.0),
+    "gemma4": _Dialect(_GEMMA4),
     "glm4": _Dialect(_GLM4),
     "glm4moe": _Dialect(_GLM4_MOE),
     "gpt-oss": _Dialect(_GPT_OSS),
@@ -200,6 +220,8 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
         known = {**_LAYER, **dialect.names}.get(part, extra)
         if match is None:
             name = tensor.name
+        elif f"{part}.{kind}" in dialect.names:
+            name = f"model.layers.{match[1]}.{dialect.names[f'{part}.{kind}']}"
         elif part in _WHOLE_NAMES:
             name = f"model.layers.{match[1]}.{dialect.names.get(part, _WHOLE_NAMES[part])}"
         elif known is None:
@@ -226,13 +248,23 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
         raise StartupError(
             f"{tensor.file}: {tensor.name!r} is {list(shape)}, not a stack of experts"
         )
-    size = tensor.size_bytes // shape[0]
+    size, rows = tensor.size_bytes // shape[0], shape[1]
     starts = [tensor.start + index * size for index in range(shape[0])]
+    names = [name]
+    if part == "ffn_gate_up_exps":
+        # An expert's rows of gate come before those of up.
+        names, rows, size = [name, name.replace(".gate_proj.", ".up_proj.")], rows // 2, size // 2
     return [
         TensorInfo(
-            name.format(index), tensor.type.name, shape[1:], tensor.file, start, start + size
+            each.format(index),
+            tensor.type.name,
+            (rows, *shape[2:]),
+            tensor.file,
+            start + place * size,
+            start + (place + 1) * size,
         )
         for index, start in enumerate(starts)
+        for place, each in enumerate(names)
     ]
 
 

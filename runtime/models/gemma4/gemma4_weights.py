@@ -30,13 +30,17 @@ class Gemma4Experts(ExpertsSpec):
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
         """See `ExpertsSpec`."""
-        assert self.stacked is not None, "experts are stored as one tensor"
         router, count = f"{prefix}.router", self.num_experts
         yield from linear_weights(f"{router}.proj", router, (count, hidden))
         yield WeightSpec(f"{router}.scale", (hidden,), f"{prefix}.router_norm.weight", kind="norm")
         factors = f"{prefix}.expert_factors.vector"
         yield WeightSpec(f"{router}.per_expert_scale", (count,), factors, kind="norm")
-        yield from self._stacked_weights(self.stacked, prefix, f"{prefix}.experts", hidden)
+        experts = f"{prefix}.experts"
+        yield from (
+            self._each_weight(prefix, experts, hidden)
+            if self.stacked is None
+            else self._stacked_weights(self.stacked, prefix, experts, hidden)
+        )
         for ours, name in EXPERT_NORMS.items():
             yield norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{ours}")
 

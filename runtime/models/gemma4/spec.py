@@ -287,11 +287,13 @@ def _read_experts(config: Keys, num_layers: int) -> Gemma4Experts | None:
     if num_layers * num_experts > MAX_EXPERTS_OF_MODEL:
         limit = f"at most {MAX_EXPERTS_OF_MODEL} experts in all layers together"
         raise config.error("num_experts", limit)
+    is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
     return Gemma4Experts(
         num_experts=num_experts,
         num_chosen=config.integer("top_k_experts", num_experts),
         intermediate_size=config.integer("moe_intermediate_size", MAX_WIDTH),
         layers=frozenset(range(num_layers)),
         router=RouterSpec(sums_to_one=True),
-        stacked=StackedForm(),
+        # In GGUF files each expert's rows of gate and of up are apart.
+        stacked=None if is_gguf else StackedForm(),
     )

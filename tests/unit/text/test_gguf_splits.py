@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import unicodedata
 from pathlib import Path
@@ -13,6 +14,7 @@ import regex
 from tokenizers.pre_tokenizers import ByteLevel
 
 from runtime.text.gguf_tokenizer import SPLITS, gguf_tokenizer
+from tests.support.tiny_tokenizers import CORPUS, SPECIALS, gemma
 
 TEXT = (
     "Hello World, it's 2024!\n\n  def f(x):\r\n\treturn x_1 + 'DON'T'  # HTTPServer/URLs\n"
@@ -102,3 +104,28 @@ def test_the_listed_letters_have_a_case() -> None:
     assert len(letters) > 1900
     # A few are marks, or letters without a case among those of one script.
     assert {unicodedata.category(letter) for letter in letters} <= {"Lu", "Ll", "Lt", "Lo", "Cn"}
+
+
+def test_the_merges_of_gemma_4_are_those_of_the_file(tmp_path: Path) -> None:
+    source = gemma()
+    model = json.loads(source.to_str())["model"]
+    words = sorted(source.get_vocab(), key=source.get_vocab().__getitem__)
+    kinds = [gguf.TokenType.BYTE if each.startswith("<0x") else 1 for each in words]
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(words)
+    writer.add_token_types(
+        [3 if each in SPECIALS else kind for each, kind in zip(words, kinds, strict=True)]
+    )
+    writer.add_token_merges([" ".join(each) for each in model["merges"]])
+    writer.add_add_space_prefix(False)
+    writer.add_tensor("token_embd.weight", np.zeros((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    backend, _, _ = gguf_tokenizer(tmp_path / "one.gguf")
+    for text in (*CORPUS, "<|im_start|> a  b\n\n"):
+        ids = source.encode(text, add_special_tokens=False).ids
+        assert backend.encode(text, add_special_tokens=False).ids == ids
+        assert backend.decode(ids) == source.decode(ids)
