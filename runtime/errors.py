@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Root of every error raised on purpose."""
+    """The base class of all errors of this project; itself, an internal failure."""
 
     status_code = 500
     retry_after_s: int | None = None
@@ -31,7 +31,7 @@ class HeadraceError(Exception):
 
 
 class InvalidRequest(HeadraceError):
-    """The request cannot be served as asked; the message says what is wrong and what is allowed."""
+    """The request is invalid; the message says what is wrong and what is allowed."""
 
     status_code = 400
 
@@ -43,14 +43,14 @@ class TooLong(InvalidRequest):
 
 
 class Overloaded(HeadraceError):
-    """The waiting queue is full, the server is draining, or the machine is too busy for it."""
+    """The waiting queue is full, the server is draining, or the machine is too busy."""
 
     status_code = 503
     retry_after_s = 1
 
 
 class EngineDead(HeadraceError):
-    """A process behind the front died while the request was in flight; it is being restarted."""
+    """A process of the engine died while it ran the request; the process is being restarted."""
 
     status_code = 503
     retry_after_s = 5
@@ -64,11 +64,11 @@ class EngineNotReady(HeadraceError):
 
 
 class MemoryReleased(EngineNotReady):
-    """The engine's memory was released; `/resume_memory_occupation` takes it back."""
+    """The engine's memory was released; `/resume_memory_occupation` allocates it again."""
 
 
 class StartupError(HeadraceError):
-    """The server cannot start; one line says why and what to do."""
+    """The server cannot start; the message is one line that says why and what to do."""
 
 
 class DeviceLost(BaseException):

@@ -23,11 +23,13 @@ class AdapterCollector(Collector):
         """Yield the metrics with their current values."""
         names, values = list(self._labels), list(self._labels.values())
         requests = CounterMetricFamily(
-            "sglang:lora_requests_total", "Requests of an adapter.", labels=[*names, "lora_name"]
+            "sglang:lora_requests_total",
+            "Requests that used an adapter.",
+            labels=[*names, "lora_name"],
         )
         running = GaugeMetricFamily(
             "sglang:lora_requests_in_flight",
-            "Requests of an adapter that have not ended.",
+            "Requests that use an adapter and have not ended.",
             labels=[*names, "lora_name"],
         )
         client = self._context.client
@@ -44,7 +46,7 @@ class AdapterCollector(Collector):
         for name, text, value in (
             ("slots_used", "Slots of the device whose adapter running requests use.", used),
             ("slots_total", "Adapters that the device holds.", total),
-            ("utilization", "Used slots over all.", used / total if total else 0.0),
+            ("utilization", "Used slots divided by all slots.", used / total if total else 0.0),
         ):
             gauge = GaugeMetricFamily(f"sglang:lora_pool_{name}", text, labels=names)
             gauge.add_metric(values, value)

@@ -59,21 +59,21 @@ _WITHOUT_TYPE = {
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _SHARED_GAUGES = {
     "num_running_reqs": "Requests in the running batch.",
-    "num_queue_reqs": "Requests that wait.",
-    "num_retracted_reqs": "Requests that ran, were put back and wait to be recomputed.",
+    "num_queue_reqs": "Requests that wait in the queue.",
+    "num_retracted_reqs": "Retracted requests: put back into the queue, waiting to be recomputed.",
     "num_used_tokens": "Tokens of the KV pool in use by running requests.",
-    "max_total_num_tokens": "Capacity of the KV pool, tokens.",
+    "max_total_num_tokens": "Capacity of the KV pool in tokens.",
     "gen_throughput": "Generated tokens per second.",
-    "decode_sum_seq_lens": "Lengths of all running sequences together.",
-    "engine_load_weights_time": "Seconds that reading the weights took.",
-    "image_cache_bytes": "Vectors of images that are kept.",
+    "decode_sum_seq_lens": "Sum of the lengths of all running sequences, in tokens.",
+    "engine_load_weights_time": "Seconds that loading the weights took.",
+    "image_cache_bytes": "Bytes of image embeddings in the image cache.",
 }
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
-    "images_computed_total": "Images that the model's tower computed.",
-    "image_cache_hits_total": "Images of prompts whose vectors were kept from before.",
+    "images_computed_total": "Images that the model's vision tower computed.",
+    "image_cache_hits_total": "Images of prompts whose embeddings were in the image cache.",
     "num_nan_requests_total": "Requests that failed because the model computed NaN for them.",
-    "num_retractions_total": "Times a request was put back to be recomputed.",
+    "num_retractions_total": "Retractions: times that a request was put back into the queue.",
 }
 
 
@@ -104,33 +104,39 @@ class Metrics:
             "num_so_requests_total", "Requests whose output had to follow a grammar."
         )
         self._aborted = self._counter("num_aborted_requests_total", "Requests that were aborted.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
-        self._itl = self._histogram("inter_token_latency_seconds", "Time between tokens.", _ITL)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Whole requests.", _E2E)
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Seconds to the first token.", _TTFT
+        )
+        self._itl = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _ITL)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", _E2E
+        )
         self._queue = self._histogram(
-            "queue_time_seconds", "From arrival to the first prompt step.", _QUEUE
+            "queue_time_seconds", "Seconds from arrival to the first prompt step.", _QUEUE
         )
         self._stages = Histogram(
             "sglang:per_stage_req_latency_seconds",
-            "Stages of a request: prefill_waiting, prefill_forward, decode_loop.",
+            "Seconds of each stage: prefill_waiting, prefill_forward, decode_loop.",
             [*self._labels, "stage"],
             registry=self.registry,
             buckets=_STAGE,
         )
         self._time_per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time per token of a request.", _ITL
+            "request_time_per_output_token_seconds",
+            "Mean seconds per output token of a request.",
+            _ITL,
         )
         self._prompt_sizes = self._histogram("prompt_tokens_histogram", "Prompt tokens.", _TOKENS)
         self._output_sizes = self._histogram(
             "generation_tokens_histogram", "Generated tokens.", _TOKENS
         )
         self._pauses = self._histogram(
-            "resume_pause_seconds", "How long a resumed request had no process.", _E2E
+            "resume_pause_seconds", "Seconds in which a resumed request had no process.", _E2E
         )
         context.client.outgoing.on_pause = self._pauses.observe
         self._loop_lag = self._histogram(
             "event_loop_lag_seconds",
-            "How late the front's event loop is, ten times a second.",
+            "Seconds by which the front's event loop is late; measured ten times a second.",
             _LAG,
         )
         self._http_requests = self._counter(
@@ -281,17 +287,17 @@ class _EngineCollector(Collector):
         )
         yield self._gauge(
             "num_paused_reqs",
-            "Requests held back: generation is paused, or weights change.",
+            "Requests that wait because generation is paused or weights change.",
             self._context.client.gate.num_held,
         )
         yield self._gauge(
             "num_held_reqs",
-            "Requests that wait for a process, because theirs has ended.",
+            "Requests that wait for a new process, because theirs has died.",
             self._context.client.outgoing.num_waiting,
         )
         resumed = CounterMetricFamily(
             "sglang:num_resumed_requests_total",
-            "Times a request went on in another process.",
+            "Times that a request continued in another process.",
             labels=self._names,
         )
         resumed.add_metric(self._values, self._context.client.outgoing.num_resumed)
@@ -319,7 +325,7 @@ class _EngineCollector(Collector):
 
     def _rejected(self) -> CounterMetricFamily:
         labels = [*self._replica_names, "component"]
-        text = "Messages between the processes that did not decode and were dropped."
+        text = "Messages between processes that could not be decoded and were dropped."
         family = CounterMetricFamily("sglang:rejected_messages_total", text, labels=labels)
         for replica in self._context.status.replicas:
             for component, count in (
@@ -334,7 +340,7 @@ class _EngineCollector(Collector):
         page_size = self._context.config.scheduling.page_size or 1
         labels = [*self._replica_names, "page_size", "num_pages"]
         family = GaugeMetricFamily(
-            "sglang:cache_config_info", "Shape of the KV pool.", labels=labels
+            "sglang:cache_config_info", "Settings of the KV pool, as labels.", labels=labels
         )
         for replica in self._context.status.replicas:
             num_pages = int(replica.shared["max_total_num_tokens"]) // page_size
@@ -375,10 +381,10 @@ _REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
         _ratio("cached_tokens_total", "prompt_tokens_total"),
     ),
     "engine_restarts": (
-        "Times a worker was started again.",
+        "Times that a worker was restarted.",
         lambda replica: replica.num_restarts,
     ),
     "engine_startup_time": ("Seconds from process start to ready.", _load_seconds),
-    "startup_time_seconds": ("From process start to ready.", _load_seconds),
-    "utilization": ("Running requests over the most.", _utilization),
+    "startup_time_seconds": ("Seconds from process start to ready.", _load_seconds),
+    "utilization": ("Running requests divided by the most that may run.", _utilization),
 }

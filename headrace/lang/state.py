@@ -312,10 +312,7 @@ class ProgramState(_State):
         executor.family.wait(executor.when_idle())
 
     def text(self) -> str:
-        """Wait for the program and return its whole text with role markup.
-
-        After an error it returns the text so far.
-        """
+        """Wait and return the whole text with role markup; after an error, the text so far."""
         self.sync()
         return self._text()
 
@@ -353,10 +350,8 @@ class ProgramState(_State):
         return family.ret_value
 
     def text_iter(self, var_name: Key | None = None) -> TextIterator:
-        """Return an iterator over pieces of the text, or of a variable's text.
-
-        If the program was not run with `stream`, there is only one piece.
-        """
+        """Return an iterator over pieces of the text or of a variable; one piece without
+        `stream`."""
         executor = self.stream_executor
         if var_name is None:
             return TextIterator(TextReader(executor))
@@ -367,9 +362,7 @@ class ProgramState(_State):
     def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None
     ) -> ProgramStateGroup:
-        """Create `size` children that continue independently from this state.
-
-        It first waits until all appended expressions have been executed.
+        """Wait until all appended expressions are executed, then create independent children.
 
         Raises:
             ProgramError: the program has failed.
@@ -380,11 +373,7 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """Return a context manager with one child, whose variables are copied at its end.
-
-        As with `fork` and `join`, each of the child's variables becomes a list, here with one
-        value.
-        """
+        """Return a context manager with one child; each of its variables becomes a list of one."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
