@@ -350,8 +350,7 @@ class ProgramState(_State):
         return family.ret_value
 
     def text_iter(self, var_name: Key | None = None) -> TextIterator:
-        """Return an iterator over pieces of the text or of a variable; one piece without
-        `stream`."""
+        """Return an iterator over the text or a variable, in pieces if `stream` was set."""
         executor = self.stream_executor
         if var_name is None:
             return TextIterator(TextReader(executor))
