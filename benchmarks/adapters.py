@@ -1,4 +1,4 @@
-"""Time of a decode step with LoRA adapters, compared with the base model in the same worker.
+"""Times decode steps with LoRA adapters and with the base model, in the same worker.
 
     python -m benchmarks.adapters --shape 0.5b --device cpu --batch 8 --adapters 1 8
     python -m benchmarks.adapters --shape 8b --device cuda --batch 1 64 --adapters 1 8 64

@@ -1,4 +1,4 @@
-"""The share of agents' prompts that a hybrid model's prefix cache finds, by number of snapshots.
+"""Measures the share of agents' prompts that a hybrid model's prefix cache finds.
 
     python -m benchmarks.agent_sessions --slots 24 40 64 96
 

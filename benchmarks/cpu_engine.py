@@ -1,4 +1,4 @@
-"""Our engine (real processes, streamed tokens) compared with `generate` of `transformers` on a CPU.
+"""Compares our engine (real processes, streamed tokens) with `generate` of `transformers` on a CPU.
 
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
     python -m benchmarks.cpu_engine --beside-adapter --shape 135m 0.6b

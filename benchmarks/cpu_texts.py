@@ -1,4 +1,4 @@
-"""Vectors of texts by our server and by `sentence-transformers`, compared in one run on a CPU.
+"""Compares text embeddings by our server and by `sentence-transformers`, in one run on a CPU.
 
     python -m benchmarks.cpu_texts --minilm FOLDER [--shape minilm bge-m3] [--json out.json]
 
@@ -229,7 +229,7 @@ def open_sides(
             from sentence_transformers import SentenceTransformer
 
             theirs = SentenceTransformer(str(folder), device="cpu")
-            # Their limit may be lower, too, and would truncate the texts.
+            # The limit of `sentence-transformers` may be lower, which would truncate the texts.
             theirs.max_seq_length = max(LENGTHS)
             torch.set_num_threads(threads)
             sides["theirs"] = lambda texts: theirs.encode(list(texts), batch_size=len(texts))

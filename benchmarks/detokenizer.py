@@ -1,4 +1,4 @@
-"""CPU time per streamed token from the scheduler's message to the client's stream.
+"""Measures the CPU time per streamed token, from the scheduler's message to the client's stream.
 
     python -m benchmarks.detokenizer [--tokenizer FOLDER] [--json out.json]
 

@@ -1,4 +1,4 @@
-"""Time that explanations of requests cost the scheduler and the front.
+"""Measures the time that explanations of requests cost the scheduler and the front.
 
     python -m benchmarks.explain_cost [--rounds 40] [--requests 64] [--tokens 64] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""CPU time of the front per request and per token of its stream.
+"""Measures the CPU time of the front per request and per token of its stream.
 
     python -m benchmarks.front [--prompt 512] [--streams 64] [--tokens 100] [--json out.json]
 
@@ -35,7 +35,7 @@ from runtime.ipc.messages import (
 from tests.support.fake_server import FakeServer
 
 VOCAB_SIZE = 150_000
-# Iterations of the event loop after which every stream has sent the tokens of a step.
+# Number of iterations of the event loop after which every stream has sent the tokens of a step.
 TURNS_PER_STEP = 6
 
 

@@ -1,4 +1,4 @@
-"""CPU time of the front and the detokenizer, including sockets, HTTP and messages.
+"""Measures the CPU time of the front and the detokenizer, with sockets, HTTP and messages.
 
     python -m benchmarks.front_sockets [--streams 512] [--tokens 40] [--json out.json]
 
@@ -118,7 +118,7 @@ class Collections:
     """
 
     def __init__(self, *, settled: bool) -> None:
-        """Choose the server's settings (`settled`) or Python's defaults."""
+        """Use the server's settings of garbage collection if `settled`, else Python's defaults."""
         self.seconds: list[float] = []
         self._settled = settled
         self._since = self._began = self._cpu_s = 0.0

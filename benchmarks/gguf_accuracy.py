@@ -1,4 +1,4 @@
-"""The distance of our and llama.cpp's logits from float32, and the perplexity of both (GGUF).
+"""Measures how far our and llama.cpp's logits of GGUF files are from float32, and the perplexity.
 
     python -m benchmarks.gguf_accuracy [smollm2 gemma3 qwen2.5-coder] --llama-python VENV/bin/python
 

@@ -1,4 +1,4 @@
-"""GGUF files on a CPU: our engine compared with llama.cpp and `transformers` in one run.
+"""Compares our engine with llama.cpp and `transformers` on GGUF files, in one run on a CPU.
 
     python -m benchmarks.gguf_cpu FILE.gguf... --llama-python VENV/bin/python [--json out.json]
 

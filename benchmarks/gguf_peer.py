@@ -1,9 +1,9 @@
-"""llama.cpp on a GGUF file, for `benchmarks.gguf_cpu` and `benchmarks.gguf_accuracy`.
+"""Runs llama.cpp on a GGUF file, for `benchmarks.gguf_cpu` and `benchmarks.gguf_accuracy`.
 
-It runs in an interpreter of its own, which has `llama-cpp-python`, and answers lines of JSON on
-standard input with lines of JSON on standard output. Only the low-level binding is used, so a time
-is that of `llama_decode` and `llama_synchronize` alone, as in `llama-batched-bench`. It includes
-neither Python nor the choice of the next token.
+This module runs in a separate interpreter, which has `llama-cpp-python`. It answers lines of JSON
+on standard input with lines of JSON on standard output. Only the low-level binding is used, so a
+time is that of `llama_decode` and `llama_synchronize` alone, as in `llama-batched-bench`. It
+includes neither Python nor the choice of the next token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Throughput of decoding with a grammar mask compared with free decoding, in the worker.
+"""Compares the throughput of decoding with and without a grammar mask, in the worker.
 
 `python -m benchmarks.grammar [--backend xgrammar] [--batch 32] [--tokens 128] [--rounds 15]`
 
@@ -43,7 +43,7 @@ class Speed:
 def measure(engine: InProcessEngine, first_id: int, batch: int, count: int, **kw: Any) -> Speed:
     for index in range(batch):
         engine.add(first_id + index, [5 + index, 9, 11, 7], count, ignore_eos=True, **kw)
-    # Prefill, and loading of the grammar.
+    # These steps run the prefill and load the grammar.
     while engine.scheduler._table.num_running < batch:
         engine.scheduler.step()
     engine.scheduler.step()

@@ -225,7 +225,8 @@ def _check_sampling() -> Iterable[str]:
         logits = torch.randn(64, vocab, device=DEVICE) * spread
         ranked = make_rows(64, 0.8, 50, 0.9, 0.0)
         plain = make_rows(64, 0.8, -1, 1.0, 0.0)
-        # The same unranked row beside ranked ones and beside its like.
+        # The same row without rank filters must draw the same token next to rows with filters and
+        # next to rows without.
         mixed = replace(
             ranked,
             **{

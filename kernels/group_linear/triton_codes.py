@@ -16,10 +16,11 @@ group is larger:
 - Groups of 32 columns: two words have four scales. The exponents of `mxfp4` fill one word.
 - For these small groups, a last word has the zero points.
 
-The conversion takes about one instruction per code. Bits are set beside two codes at once, which
-makes them 16-bit floats (128 + code in bfloat16, 1024 + code in float16). The zero point is made
-into a float in the same way, and is subtracted, which is exact. The bits of a 4-bit float are moved
-to their places in a 16-bit float, and the result is multiplied by a power of two.
+The conversion takes about one instruction per code. For two codes at once, bits are set next to
+each code, which makes the code a 16-bit float (128 + code in bfloat16, 1024 + code in float16). The
+zero point is made into a float in the same way, and is subtracted, which is exact. The bits of a
+4-bit float are moved to their places in a 16-bit float, and the result is multiplied by a power of
+two.
 
 Source of the conversion: Kim et al., "Who Says Elephants Can't Run" (2022), also in Marlin.
 """

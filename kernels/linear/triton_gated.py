@@ -140,7 +140,8 @@ def gated(
     """Return `activation(gate) * up`, where `gate` and `up` are halves of `x @ weight.T + bias`.
 
     A CUDA graph may hold the launch, because the TMA descriptors are arguments of it. The kernel
-    does not start before the previous one has ended, which costs little beside this much work.
+    does not start before the previous one has ended, which costs little compared with this much
+    work.
 
     Args:
         x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`. It begins at a multiple

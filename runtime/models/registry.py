@@ -169,8 +169,9 @@ def read_model_spec(
     """Read the spec of a model from its files.
 
     Args:
-        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file in
-            place of `config.json`, perhaps with `generation_config.json` beside it; or a GGUF file.
+        folder: a local folder with `config.json` and perhaps `generation_config.json`; or a file
+            that replaces `config.json`, perhaps in a folder with `generation_config.json`; or a
+            GGUF file.
         overrides: top-level keys that replace those of `config.json`.
         is_embedding: whether a model that generates text is to give vectors instead.
 

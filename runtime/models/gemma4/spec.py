@@ -160,7 +160,7 @@ def read(config: Keys, generation: Keys) -> Gemma4Spec:
     """Read the family's `config.json`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):

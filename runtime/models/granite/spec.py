@@ -92,7 +92,7 @@ def read_hybrid(config: Keys, generation: Keys) -> GraniteHybridSpec:
     """Read the `config.json` of a Granite 4 with Mamba 2, dense or with experts.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**HYBRID_DEFAULTS, **config.values})
     spec = replace(read(config, generation), mlp_bias=False, fused_gate_up=True)

@@ -44,7 +44,7 @@ def read(config: Keys, generation: Keys) -> Mistral3Spec:
     """Read the text model's settings; requests with images are refused later.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     kind = config.mapping("text_config").get("model_type", "mistral")
     text = text_part(config)

@@ -38,8 +38,8 @@ def _method(folder: str) -> Method:
     return Method(f"{package}.front:read", f"{package}.device:Device")
 
 
-# The method that keeps weights in 16 bits beside float32 activations. It is chosen at start, not by
-# a user.
+# The method that keeps weights in 16 bits although activations are in float32. It is chosen at
+# start, not by a user.
 SAME = "same"
 # The key that is added to the keys of `config.json`: the method by which floats are quantized while
 # they load.

@@ -54,7 +54,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
     """Read the `config.json` of a dense text model, as `transformers` 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     return Qwen3NextSpec(**_text_fields(config, generation, DEFAULTS))
 

@@ -78,7 +78,7 @@ def hybrid_fields(config: Keys, generation: Keys) -> dict[str, Any]:
     """Return the fields of a `Qwen3NextSpec` without experts.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     fields = silu_decoder_fields(config, generation, TRAITS)
     rope, context_len, rotary_dim = read_partial_rope(config, fields["head_dim"], 0.25)

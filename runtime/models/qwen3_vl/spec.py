@@ -105,7 +105,7 @@ def seeing_fields(
         sections: the family's default for `mrope_section`.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     vision_config = vision_keys(config, defaults)
     if vision_config.values["hidden_act"] != "gelu_pytorch_tanh":

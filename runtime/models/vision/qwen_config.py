@@ -1,7 +1,7 @@
 """The keys that the `config.json` of Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. Front-safe: no torch.
 
-The tower's keys are in `vision_config`. The text model's keys are beside it, or in `text_config`,
-where `transformers` 5 writes them.
+The tower's keys are in `vision_config`. The text model's keys are at the top level of the file, or
+in `text_config`, where `transformers` 5 writes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 BICUBIC = 3
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-# Keys that some files have beside `text_config` and others inside.
+# Keys that some files have at the top level and others in `text_config`.
 _EITHER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 _MAX_SIDE = 2**10
 # Maps name prefixes in files of later versions to those of the model's own checkpoints.
