@@ -162,14 +162,14 @@ class OutputProcessor:
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens that a step sampled, and end the requests that are complete."""
         for row, reason in (step.masks.ends if step.masks is not None else {}).items():
-            request = self._table.requests[row]
-            if request is not None:
+            if (request := self._owner(step, row)) is not None:
                 with self._faults.of(request):
                     self.finish(request, reason)
-        # A row whose request has ended since the launch is not counted.
-        self.num_nan += sum(self._table.requests[row] is not None for row in result.nan_rows)
+        # Requests may have ended since the launch: their rows do not count.
+        self.num_nan += sum(self._owner(step, row) is not None for row in result.nan_rows)
         for row, message in result.failed.items():
-            self._fail(row, message)
+            if (request := self._owner(step, row)) is not None:
+                self._fail(request, message)
         if step.span_owners:
             self._report_inputs(step, result)
         if result.outputs:
@@ -345,10 +345,15 @@ class OutputProcessor:
             self._waiting.remove(request)
             del self._requests[request.request_id]
 
-    def _fail(self, row: int, message: str) -> None:
+    def _owner(self, step: PlannedStep, row: int) -> Request | None:
+        """Return the request that a row of the step has; `None` if it left its row since then."""
         request = self._table.requests[row]
-        if request is None:
-            return
+        planned = step.request_ids[step.plan.sample_rows == row]
+        if request is None or (planned != request.request_id).any():
+            return None
+        return request
+
+    def _fail(self, request: Request, message: str) -> None:
         with self._faults.of(request):
             # The request's keys and values may be wrong, so they are not kept in the prefix cache.
             self.finish(request, internal_error(message), keep_cached=False)

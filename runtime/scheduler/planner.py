@@ -221,7 +221,7 @@ class Planner:
     def _plan_decodes(self) -> tuple[Int64Array, Int32Array | None]:
         """Return the rows that decode, and the new pages for them, as `StepPlan.new_pages`."""
         table = self._table
-        (rows,) = (table.is_decoding & (table.sampled_len < table.end_len)).nonzero()
+        rows = table.rows_to_decode()
         is_full = table.num_computed[rows] >= table.capacity[rows]
         full = rows[is_full]
         if not len(full):

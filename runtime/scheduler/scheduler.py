@@ -45,21 +45,24 @@ from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
-from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.planner import Planner
 from runtime.scheduler.request import LiveRequests, Request
 from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats, report_prefix
 from runtime.scheduler.step_clock import StepClock
 from runtime.scheduler.step_images import why_not_seen
+from runtime.scheduler.steps_in_flight import StepsInFlight
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step.executor import Pending, Runner, WeightHandler, refuse_command
+from runtime.step.executor import Runner, WeightHandler, refuse_command
 
 logger = logging.getLogger(__name__)
 
 GRAMMAR_WAIT_S = 0.001
 # Least time between two writes of the gauges while steps follow each other, seconds.
 PUBLISH_INTERVAL_S = 0.005
+# Messages that are handled while pipeline stages compute: they change nothing in other ranks.
+_IN_MID_STEP = GenerateRequest | AbortRequests | AbortAll | StopHit | MatchPrefix | Ping
 
 
 class Scheduler:
@@ -103,13 +106,13 @@ class Scheduler:
         self._obey = execute or refuse_command
         self._max_queued = options.max_queued_requests
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
-        self._overlap = options.overlap
         self._clock = StepClock()
         self._requests = LiveRequests(self._clock)
         # An error while one request is handled ends only that request.
         self._faults = FaultDomains(self._end_failed)
         # One token more than the context: with overlap one more token is written, then dropped.
-        self._table = RequestTable(options.max_running_requests, options.context_len + 1)
+        max_len = options.context_len + 1
+        self._table = RequestTable(options.max_running_requests, max_len, options.num_stages)
         self._waiting = WaitingQueue(options.policy, cache, self._clock)
         self._adapters = AdapterPlaces(options.num_adapter_slots, options.evicts_oldest)
         self._planner = Planner(
@@ -136,14 +139,14 @@ class Scheduler:
             # With overlap, a row with forced tokens would keep the batch from using its CUDA graph.
             jump_ahead=not options.overlap,
         )
-        self._in_flight: tuple[PlannedStep, Pending] | None = None
+        self._in_flight = StepsInFlight(overlap=options.overlap, num_stages=options.num_stages)
         self._was_idle = self._is_checked = True
         self._published_at = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether there is a live request or a step in flight."""
-        return bool(self._requests) or self._in_flight is not None
+        return bool(self._requests) or bool(self._in_flight)
 
     @property
     def can_compute(self) -> bool:
@@ -161,6 +164,9 @@ class Scheduler:
         """Handle `messages` in order; an error ends only the request that its message concerns."""
         for message in messages:
             try:
+                if self._in_flight.is_staged and not isinstance(message, _IN_MID_STEP):
+                    # All ranks must handle it between the same two steps.
+                    self._drain()
                 self._dispatch(message)
             except Exception as error:
                 why = log_failure(f"A message of kind {type(message).__name__}", error)
@@ -295,7 +301,7 @@ class Scheduler:
         self._grammars.clear()
         running, waiting = self._table.num_running, len(self._waiting)
         # While generation is paused, waiting requests hold no pages.
-        if running or self._in_flight is not None or (waiting and not self._is_paused):
+        if running or self._in_flight or (waiting and not self._is_paused):
             return ControlReply(
                 call_id,
                 False,
@@ -351,10 +357,9 @@ class Scheduler:
                     self._planner.retract(request, "generation is paused")
 
     def _drain(self) -> None:
-        """Wait for the step in flight, if any, and process it. No step is in flight afterwards."""
-        last, self._in_flight = self._in_flight, None
+        """Wait for all steps in flight and process them. No step is in flight afterwards."""
         try:
-            self._finish_in_flight(last)
+            self._finish_all_but(0)
         except Exception as error:
             self._fail_running(error)
 
@@ -384,34 +389,29 @@ class Scheduler:
         if self._grammars.num_waiting:
             for request in self._grammars.ready(self._end_internally):
                 self._waiting.push(request)
-        if not self._overlap:
-            self._finish_in_flight(self._launch())
-            return
-        last, self._in_flight = self._in_flight, self._launch()
-        self._finish_in_flight(last)
-        if self._in_flight is not None and self._in_flight[0].masks is not None:
-            # The grammar masks of the next step depend on this step's tokens, so it must finish.
-            current, self._in_flight = self._in_flight, None
-            self._finish_in_flight(current)
+        is_launched = self._launch()
+        self._finish_all_but(self._in_flight.num_kept(self._planner.num_retractions, is_launched))
 
-    def _launch(self) -> tuple[PlannedStep, Pending] | None:
+    def _launch(self) -> bool:
+        """Launch the next step, if there is one."""
         planned = self._planner.plan()
         if planned is None:
-            if self._grammars.num_waiting and self._in_flight is None:
+            if self._grammars.num_waiting and not self._in_flight:
                 # Only a grammar is loading. The pause leaves the interpreter lock to the thread
                 # that loads it.
                 time.sleep(GRAMMAR_WAIT_S)
-            return None
+            return False
         rows = planned.plan.sample_rows
         if self._table.has_grammar[rows].any():
             planned.masks = StepMasks(self._grammars, self._table, rows)
         self._stats.count_step(planned.plan)
-        return planned, self._runner.launch(planned.plan, planned.masks)
+        self._in_flight.add(planned, self._runner.launch(planned.plan, planned.masks))
+        return True
 
-    def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
-        if launched is not None:
-            planned, pending = launched
-            result = pending.wait()
+    def _finish_all_but(self, num_left: int) -> None:
+        """Wait for the oldest steps in flight, and process their results."""
+        while len(self._in_flight) > num_left:
+            planned, result = self._in_flight.finish()
             self._clock.stepped(planned.note, has_images=bool(planned.plan.image_loads))
             if result.was_retried and self._images is not None:
                 self._images.forget_failed(planned.plan.image_loads)
@@ -419,7 +419,7 @@ class Scheduler:
 
     def _fail_running(self, error: Exception) -> None:
         """End every running request after a step failed for an unknown cause."""
-        self._in_flight = None
+        self._in_flight.discard()
         if self._images is not None:
             self._images.clear()
         reason = internal_error(log_failure("A step of all running requests", error))

@@ -24,6 +24,7 @@ class SchedulerOptions:
         num_adapter_slots: most different LoRA adapters of one step; 0 if the server takes none.
         evicts_oldest: overwrite the adapter that was copied to the device first, instead of the
             adapter that was unused for the longest time.
+        num_stages: number of pipeline stages (`--pp-size`). As many steps are in flight.
     """
 
     max_running_requests: int
@@ -36,3 +37,4 @@ class SchedulerOptions:
     overlap: bool = False
     num_adapter_slots: int = 0
     evicts_oldest: bool = False
+    num_stages: int = 1

@@ -53,9 +53,13 @@ class RequestTable:
         order: the rows in use, in order of admission.
     """
 
-    def __init__(self, max_rows: int, max_len: int) -> None:
-        """Create `max_rows` free rows for sequences of at most `max_len` tokens."""
+    def __init__(self, max_rows: int, max_len: int, num_stages: int = 1) -> None:
+        """Create `max_rows` free rows for sequences of at most `max_len` tokens.
+
+        As many steps are in flight as the model has pipeline stages; each decodes other rows.
+        """
         self.max_rows = max_rows
+        self._num_stages = num_stages
         self.requests: list[Request | None] = [None] * max_rows
         self.tokens: NDArray[np.int32] = np.zeros((max_rows, max_len), dtype=np.int32)
         self.request_ids: Int64Array = np.zeros(max_rows, dtype=np.int64)
@@ -141,6 +145,21 @@ class RequestTable:
         self.has_grammar[row] = grammar is not None and not grammar.is_done
         self.thinks[row] = grammar is not None and grammar.thinks
         self.is_masked[row] = grammar is not None and grammar.is_active
+
+    def rows_to_decode(self) -> Int64Array:
+        """Return the rows that the next step decodes.
+
+        With one stage, a row whose last token is not known yet may decode, because the token is on
+        the device. With several stages the first stage needs to be sent the token, so the row
+        waits. A step also takes only a share of the rows, so that each step in flight has some. A
+        row that one step leaves out is in one of the next steps, because the other rows are in
+        flight then.
+        """
+        may_decode = self.is_decoding & (self.sampled_len < self.end_len)
+        if self._num_stages == 1:
+            return may_decode.nonzero()[0]
+        share = -(-int(may_decode.sum()) // self._num_stages)
+        return (may_decode & (self.num_tokens == self.sampled_len)).nonzero()[0][:share]
 
     def known_tokens(self, row: int) -> Tokens:
         """Return the prompt and the output so far of a row, as a view of `tokens`."""

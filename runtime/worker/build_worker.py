@@ -161,6 +161,7 @@ def build_scheduler(
             overlap=config.overlap,
             num_adapter_slots=0 if config.lora is None else config.lora.max_per_batch,
             evicts_oldest=config.lora is not None and config.lora.evicts_oldest,
+            num_stages=config.pp_size,
         ),
         send_tokens=send_tokens,
         send_front=send_front,

@@ -37,6 +37,7 @@ def _answers(
         ("qwen2_moe", 2, 1, 1),
         ("qwen2_moe", 2, 2, 1),
         ("qwen2_moe", 2, 2, 2),
+        pytest.param("llama", 1, 1, 3, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_give_the_tokens_of_one_process(

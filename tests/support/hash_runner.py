@@ -5,6 +5,7 @@ page or a stale prefix changes the next token.
 """
 
 import zlib
+from collections import deque
 
 import numpy as np
 
@@ -131,3 +132,39 @@ class HashRunner:
         if len(sequence) == self.eos_at.get(int(sequence[0])):
             return 0
         return next_token(sequence)
+
+
+class StagedHashRunner:
+    """A model in stages: a step is computed when it is waited for, and others may be in flight.
+
+    Attributes:
+        most_in_flight: most steps that were in flight at once.
+    """
+
+    def __init__(self, runner: HashRunner, num_stages: int) -> None:
+        self.runner = runner
+        self.num_stages = num_stages
+        self.most_in_flight = 0
+        self.steps: deque[_StagedStep] = deque()
+
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> "_StagedStep":
+        waiting = {row for step in self.steps for row in step.plan.sample_rows.tolist()}
+        decodes = set(plan.rows[: plan.num_decodes].tolist())
+        assert not decodes & waiting, "the first stage does not know the tokens of these rows"
+        if masks is not None:
+            masks.make()
+        step = _StagedStep(self, plan)
+        self.steps.append(step)
+        self.most_in_flight = max(self.most_in_flight, len(self.steps))
+        assert len(self.steps) <= self.num_stages
+        return step
+
+
+class _StagedStep:
+    def __init__(self, runner: StagedHashRunner, plan: StepPlan) -> None:
+        self.runner = runner
+        self.plan = plan
+
+    def wait(self) -> StepResult:
+        assert self.runner.steps.popleft() is self, "steps are waited for in their order"
+        return self.runner.runner.launch(self.plan).wait()

@@ -16,7 +16,7 @@ from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from tests.support.hash_runner import HashRunner, next_token
+from tests.support.hash_runner import HashRunner, StagedHashRunner, next_token
 
 PAGE = 4
 
@@ -30,6 +30,7 @@ class Harness:
             "token_budget": 16,
             "policy": "fcfs",
             "overlap": False,
+            "num_stages": 1,
             "max_queued": None,
             "prefix_cache": True,
             "cache": CacheManager,
@@ -44,13 +45,14 @@ class Harness:
         self.runner = HashRunner(
             settings_["num_pages"], PAGE, settings_["rows"], settings_["context_len"]
         )
+        self.staged = StagedHashRunner(self.runner, settings_["num_stages"])
         self.shared = SharedState(folder / "state", create=True)
         self.tokens: dict[int, list[int]] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.cached: dict[int, int] = {}
         self.replies: list[Any] = []
         self.scheduler = Scheduler(
-            self.runner,
+            self.runner if settings_["num_stages"] == 1 else self.staged,
             self.cache,
             SchedulerStats(self.shared, 10**9),
             SchedulerOptions(
@@ -61,6 +63,7 @@ class Harness:
                 policy=settings_["policy"],
                 eos_token_ids=[0],
                 overlap=settings_["overlap"],
+                num_stages=settings_["num_stages"],
             ),
             send_tokens=self._collect,
             send_front=self._hear,

@@ -21,6 +21,7 @@ from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.scheduler_harness import Harness, expected
+from tests.unit.scheduler.test_scheduler import WAYS
 
 NUM_PAGES = 64
 GUILTY = "guilty"
@@ -159,13 +160,13 @@ SITES = [
 ]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("num_pages", [NUM_PAGES, 26], ids=["roomy", "retracting"])
 @pytest.mark.parametrize("site", SITES)
 def test_only_the_faulty_requests_end(
-    tmp_path: Path, site: str, num_pages: int, overlap: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, site: str, num_pages: int, way: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness = Harness(tmp_path, overlap=overlap, num_pages=num_pages, cache=FaultyCache)
+    harness = Harness(tmp_path, **way, num_pages=num_pages, cache=FaultyCache)
     name, _, when = site.partition(" ")
     harness.cache.site = (name, when)
     for number, prompt in PROMPTS.items():
@@ -188,11 +189,13 @@ def test_only_the_faulty_requests_end(
     check_neighbours(harness, set(PROMPTS))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failing_page_allocation_during_decode(tmp_path: Path, when: str, overlap: bool) -> None:
+def test_a_failing_page_allocation_during_decode(
+    tmp_path: Path, when: str, way: dict[str, Any]
+) -> None:
     # Pages are scarce, so each output grows separately.
-    harness = Harness(tmp_path, overlap=overlap, num_pages=26, cache=FaultyCache)
+    harness = Harness(tmp_path, **way, num_pages=26, cache=FaultyCache)
     harness.cache.site, harness.cache.from_page = ("extend", when), 3
     for number, prompt in PROMPTS.items():
         harness.add(number, prompt, MAX_NEW)
@@ -204,13 +207,13 @@ def test_a_failing_page_allocation_during_decode(tmp_path: Path, when: str, over
     check_neighbours(harness, set(PROMPTS))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize(
     "site", ["release before", "release after", "sampling.skip_special_tokens"]
 )
-def test_a_failing_abort(tmp_path: Path, site: str, runs: bool, overlap: bool) -> None:
-    harness = Harness(tmp_path, overlap=overlap, cache=FaultyCache, rows=8 if runs else 3)
+def test_a_failing_abort(tmp_path: Path, site: str, runs: bool, way: dict[str, Any]) -> None:
+    harness = Harness(tmp_path, **way, cache=FaultyCache, rows=8 if runs else 3)
     name, _, when = site.partition(" ")
     harness.cache.site = (name, when)
     for number in (1, 2, 3):
@@ -228,10 +231,10 @@ def test_a_failing_abort(tmp_path: Path, site: str, runs: bool, overlap: bool) -
     harness.cache.check_invariants([])
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failing_retraction_at_a_pause(tmp_path: Path, when: str, overlap: bool) -> None:
-    harness = Harness(tmp_path, overlap=overlap, cache=FaultyCache)
+def test_a_failing_retraction_at_a_pause(tmp_path: Path, when: str, way: dict[str, Any]) -> None:
+    harness = Harness(tmp_path, **way, cache=FaultyCache)
     harness.cache.site = ("release", when)
     for number, prompt in PROMPTS.items():
         harness.add(number, prompt, MAX_NEW)

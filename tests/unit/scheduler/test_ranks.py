@@ -14,9 +14,11 @@ from runtime.step.step_plan import (
     ReportSpan,
     RowJoin,
     StepPlan,
+    StepResult,
     WindowUpdate,
 )
 from runtime.worker.ranks import BroadcastRunner
+from runtime.worker.stages import StagedRunner
 
 
 def plan() -> StepPlan:
@@ -110,3 +112,52 @@ def test_every_plan_is_sent_before_it_is_launched():
 def test_a_failed_step_ends_the_worker():
     with pytest.raises(SystemExit, match="rank 0"):
         BroadcastRunner(_Runner(RuntimeError("lost")), _Ranks()).launch(plan())
+
+
+class _LastStage:
+    """Computes the last stage: each row's token is the number of the step, from 1 on."""
+
+    def __init__(self):
+        self.computed = []
+
+    def launch(self, plan, masks):
+        del masks
+        self.computed.append(plan)
+        return self
+
+    def wait(self):
+        num = len(self.computed[-1].sample_rows)
+        return StepResult(np.full(num, len(self.computed), dtype=np.int32))
+
+
+def step(rows: list[int], num_decodes: int) -> StepPlan:
+    """One token for each row: those that decode, then prompts of one token."""
+    lens = np.ones(len(rows), dtype=np.int64)
+    return StepPlan(
+        rows=np.array(rows, dtype=np.int64),
+        num_decodes=num_decodes,
+        start_lens=lens,
+        query_lens=lens,
+        chunk_tokens=np.zeros(len(rows) - num_decodes, dtype=np.int32),
+        samples=lens.astype(bool),
+    )
+
+
+def test_stages_get_a_step_before_the_last_one_computes_the_step_before():
+    ranks, last = _Ranks(), _LastStage()
+    runner = StagedRunner(last, ranks)
+    one = runner.launch(step([4, 2], 0))
+    two = runner.launch(step([1], 0))
+    assert len(ranks.sent) == 2
+    assert last.computed == []
+    assert one.wait().token_ids.tolist() == [1, 1]
+    assert two.wait().token_ids.tolist() == [2]
+    # The first stage is told the last tokens, each row's own.
+    runner.launch(step([1, 2, 4], 3))
+    assert ranks.sent[-1].decode_tokens.tolist() == [2, 1, 1]
+
+
+def test_a_failed_step_of_the_last_stage_ends_the_worker():
+    pending = StagedRunner(_Runner(RuntimeError("lost")), _Ranks()).launch(step([0], 0))
+    with pytest.raises(SystemExit, match="rank 0"):
+        pending.wait()

@@ -19,9 +19,12 @@ from runtime.ipc.messages import (
     FlushCache,
     StopHit,
 )
-from runtime.ipc.weight_messages import PauseGeneration
+from runtime.ipc.weight_messages import ContinueGeneration, PauseGeneration
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from tests.support.scheduler_harness import Harness, expected
+
+# One step after another, two in flight, and the stages of a model, each with another step.
+WAYS: list[dict[str, Any]] = [{}, {"overlap": True}, {"num_stages": 2}, {"num_stages": 3}]
 
 
 @pytest.fixture
@@ -45,12 +48,12 @@ def test_a_lost_page_is_noticed_once_nothing_runs(folder: Path) -> None:
     harness.scheduler.check_when_idle()
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("budget", [None, 3, 16])
 def test_output_does_not_depend_on_batching(
-    folder: Path, overlap: bool, budget: int | None
+    folder: Path, way: dict[str, Any], budget: int | None
 ) -> None:
-    harness = Harness(folder, overlap=overlap, token_budget=budget)
+    harness = Harness(folder, **way, token_budget=budget)
     prompts = {i: list(range(i, i + 3 * i + 1)) for i in range(1, 14)}
     for i, prompt in prompts.items():
         harness.add(i, prompt, 3 + i)
@@ -87,9 +90,9 @@ def test_a_device_lost_in_a_step_that_a_pause_waits_for(folder: Path) -> None:
         harness.scheduler.receive([PauseGeneration(1, retract=False)])
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_retraction_does_not_change_outputs(folder: Path, overlap: bool) -> None:
-    harness = Harness(folder, overlap=overlap, num_pages=14)
+@pytest.mark.parametrize("way", WAYS)
+def test_retraction_does_not_change_outputs(folder: Path, way: dict[str, Any]) -> None:
+    harness = Harness(folder, **way, num_pages=14)
     for i in range(1, 7):
         harness.add(i, [i, i + 1, i + 2], 40)
     harness.run()
@@ -98,9 +101,9 @@ def test_retraction_does_not_change_outputs(folder: Path, overlap: bool) -> None
         assert harness.tokens[i] == expected([i, i + 1, i + 2], 40)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_end_of_sequence_stops_at_once(folder: Path, overlap: bool) -> None:
-    harness = Harness(folder, overlap=overlap)
+@pytest.mark.parametrize("way", WAYS)
+def test_end_of_sequence_stops_at_once(folder: Path, way: dict[str, Any]) -> None:
+    harness = Harness(folder, **way)
     harness.runner.eos_at = {7: 9}
     harness.add(1, [7, 1, 2], 50)
     harness.add(2, [8, 1, 2], 12)
@@ -305,10 +308,10 @@ def test_the_queue_is_not_ordered_again_while_pages_are_short(folder: Path) -> N
     assert sorted(harness.reasons) == list(range(1, 13))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    overlap=st.booleans(),
+    way=st.sampled_from(WAYS),
     num_pages=st.integers(20, 60),
     budget=st.sampled_from([None, 1, 5, 32]),
     prefix_cache=st.booleans(),
@@ -317,7 +320,7 @@ def test_the_queue_is_not_ordered_again_while_pages_are_short(folder: Path) -> N
 def test_random_traffic_is_exact_and_leaves_nothing_behind(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
-    overlap: bool,
+    way: dict[str, Any],
     num_pages: int,
     budget: int | None,
     prefix_cache: bool,
@@ -326,7 +329,7 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     harness = Harness(
         tmp_path_factory.mktemp("run"),
         states={"num_state_slots": num_state_slots, "max_running": 5},
-        overlap=overlap,
+        **way,
         num_pages=num_pages,
         token_budget=budget,
         prefix_cache=prefix_cache,
@@ -369,6 +372,63 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     assert harness.cache.pool.num_free == num_pages
     if harness.cache.states is not None:
         assert harness.cache.states.slots.num_free == num_state_slots
+
+
+def test_stages_compute_different_steps(folder: Path) -> None:
+    harness = Harness(folder, num_stages=3)
+    prompts = {number: [number, 5, 6] for number in range(1, 8)}
+    for number, prompt in prompts.items():
+        harness.add(number, prompt, 30)
+    _steps(harness, 12)
+    # No step has more than its share of the seven rows.
+    assert len(harness.staged.steps) == 2
+    assert all(1 <= len(step.plan.rows) <= 3 for step in harness.staged.steps)
+    # All have made progress.
+    assert min(len(tokens) for tokens in harness.tokens.values()) >= 2
+    before = harness.runner.num_steps
+    harness.scheduler.receive([PauseGeneration(1, retract=True)])
+    assert harness.runner.num_steps == before + 2
+    assert not harness.staged.steps
+    harness.scheduler.receive([ContinueGeneration(2)])
+    harness.run()
+    assert harness.staged.most_in_flight == 3
+    assert harness.tokens == {n: expected(prompt, 30) for n, prompt in prompts.items()}
+
+
+def test_a_prompt_in_parts_is_in_all_stages(folder: Path) -> None:
+    harness = Harness(folder, num_stages=3, token_budget=4)
+    harness.add(1, list(range(1, 41)), 4)
+    _steps(harness, 2)
+    assert [step.plan.start_lens.tolist() for step in harness.staged.steps] == [[0], [4]]
+    harness.run()
+    assert harness.tokens[1] == expected(list(range(1, 41)), 4)
+
+
+def test_the_end_of_a_row_is_not_that_of_the_next_request(folder: Path) -> None:
+    """A row fails in a step in flight, after its request was aborted and another one joined."""
+    harness = Harness(folder, num_stages=3, rows=2)
+    harness.add(1, [1, 666, 3], 20)
+    harness.add(2, [2, 5, 6], 20)
+    harness.scheduler.step()
+    harness.scheduler.receive([AbortRequests([1])])
+    harness.add(3, [7, 8, 9], 20)
+    harness.runner.fail_rows_with_token = 666
+    harness.run()
+    assert harness.reasons[1].message == "Aborted"
+    assert harness.tokens[2] == expected([2, 5, 6], 20)
+    assert harness.tokens[3] == expected([7, 8, 9], 20)
+
+
+def test_a_failed_plan_waits_for_what_the_stages_compute(folder: Path) -> None:
+    harness = Harness(folder, num_stages=2)
+    harness.add(1, [1, 2, 3], 20)
+    harness.add(2, [4, 5, 6], 20)
+    _steps(harness, 3)
+    assert len(harness.staged.steps) == 1
+    harness.cache.extend_each = harness.cache.extend = None  # type: ignore[assignment]
+    _steps(harness, 4)
+    assert not harness.staged.steps
+    assert {each.status_code for each in harness.reasons.values()} == {500}
 
 
 def test_streams_limit_the_prompt_tokens_of_a_step() -> None:

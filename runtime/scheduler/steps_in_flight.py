@@ -1,0 +1,69 @@
+"""Keeps the steps that were launched and whose results are not read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from runtime.scheduler.planner import PlannedStep
+from runtime.step.executor import Pending
+from runtime.step.step_plan import StepResult
+
+
+class StepsInFlight:
+    """A queue of steps, oldest first. Results are read in the order of the launches.
+
+    Attributes:
+        is_staged: whether the model has several pipeline stages. If so, each stage computes another
+            step, and the last stage computes a step only when the result is awaited.
+    """
+
+    def __init__(self, *, overlap: bool, num_stages: int) -> None:
+        """Keep as many steps in flight as there are stages; with `overlap`, two."""
+        self.is_staged = num_stages > 1
+        # Steps that stay in flight while the next one is planned.
+        self._num_ahead = num_stages - 1 if self.is_staged else int(overlap)
+        self._num_retractions = 0
+        self._steps: deque[tuple[PlannedStep, Pending]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, planned: PlannedStep, pending: Pending) -> None:
+        """Add a step that was launched."""
+        self._steps.append((planned, pending))
+
+    def finish(self) -> tuple[PlannedStep, StepResult]:
+        """Wait for the oldest step, which leaves the queue even if it fails."""
+        planned, pending = self._steps.popleft()
+        return planned, pending.wait()
+
+    def num_kept(self, num_retractions: int, is_launched: bool) -> int:
+        """Return how many steps stay in flight until the next one is planned.
+
+        Args:
+            num_retractions: how often requests were retracted so far. The tokens of a retracted
+                request must be known before it is admitted again, so only a step that was planned
+                after the retraction may stay.
+            is_launched: whether a step was launched. If not, the results of the oldest one let
+                others be planned.
+        """
+        has_retracted = num_retractions > self._num_retractions
+        self._num_retractions = num_retractions
+        num_before = len(self._steps) - is_launched
+        if has_retracted:
+            num_before = 0
+        elif not is_launched:
+            return max(num_before - 1, 0)
+        newest = self._steps[-1][0] if is_launched else None
+        if not self.is_staged and newest is not None and newest.masks is not None:
+            # The next masks depend on this step's tokens.
+            return 0
+        return min(num_before + is_launched, self._num_ahead)
+
+    def discard(self) -> None:
+        """Forget all steps: something failed, and every running request ends."""
+        while self._steps:
+            _, pending = self._steps.popleft()
+            if self.is_staged:
+                # The other stages have sent what they computed, and it must be received.
+                pending.wait()
