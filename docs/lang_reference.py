@@ -12,7 +12,7 @@ from headrace.lang.forking import ProgramStateGroup
 from headrace.lang.function import SglFunction
 
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
-# The objects of each part, in the order of the page.
+# The names in each section of the page, in order.
 _WORDS = (
     "function gen gen_int gen_string select system user assistant system_begin system_end "
     "user_begin user_end assistant_begin assistant_end image video separate_reasoning "

@@ -1,8 +1,8 @@
-"""JSON schemas by keyword, with values that they allow and forbid: what the libraries are held to.
+"""JSON schemas by keyword, with values that they allow and forbid, to test the grammar libraries.
 
-They stand in `schema_cases.jsonl`. `tests/unit/grammar/test_schema_meaning.py` walks through each
-with each library, and holds what it finds against `jsonschema` and against `by` below;
-`docs.generate` makes a table of them.
+The schemas are in `schema_cases.jsonl`. `tests/unit/grammar/test_schema_meaning.py` tries each schema
+with each library, and compares the accepted values with `jsonschema` and with `Case.by`.
+`docs.generate` makes a table of the schemas.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A schema, and what becomes of it.
+    """A schema, example values, and the libraries that support it.
 
     Attributes:
-        keyword: what it is a case of.
+        keyword: the keyword of JSON Schema that this case is about.
         schema: the schema.
-        good: values that it allows, whose properties come in the order in which they are said.
-        bad: values that it forbids.
-        by: names of the libraries that follow it; empty where it is refused.
+        good: values that the schema allows; their properties are in the order of the schema.
+        bad: values that the schema forbids.
+        by: names of the libraries that follow the schema exactly; empty if it is refused.
     """
 
     keyword: str
