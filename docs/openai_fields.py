@@ -93,7 +93,7 @@ _SWITCHES = {
     "enable_thinking": Sample(False, "a variable of the template"),
     "thinking": Sample(
         {"type": "disabled"},
-        "the same, also as true or false; `clear_thinking` in it is a variable of the template",
+        "like `enable_thinking`, as an object or as true or false; its `clear_thinking` is a variable of the template",
     ),
     "documents": Sample(
         [{"title": "t", "text": "x"}], "a variable of the template: texts to refer to"
