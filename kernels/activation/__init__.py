@@ -30,11 +30,12 @@ Gate = Literal[Activation, "swigluoai"]
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 # Activations of feed-forward blocks without a gate. `gelu` is the exact GELU, with the error
 # function.
-Unary = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+Unary = Literal["gelu", "gelu_tanh", "relu", "relu2", "tanh"]
 _UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square_(),
     "tanh": functional.tanh,
 }
 

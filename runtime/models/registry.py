@@ -124,6 +124,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5MoeForConditionalGeneration": _seeing("qwen3_5", "Qwen3_5VL", "read_moe_vision"),
     "Qwen3NextForCausalLM": _hybrid("qwen3_next"),
     "Qwen3VLForConditionalGeneration": _seeing("qwen3_vl", "Qwen3VL"),
+    "NemotronHForCausalLM": Family(
+        "runtime.models.nemotron_h.spec:read",
+        "runtime.models.nemotron_h.model:NemotronHForCausalLM",
+    ),
     "Olmo2ForCausalLM": _decoder("olmo2"),
     "Olmo3ForCausalLM": _decoder("olmo3"),
     "SmolLM3ForCausalLM": _decoder("smollm3"),

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from kernels.kv_forms import KV_FORMS
-from runtime.checkpoint.model_spec import LatentState, PagedState, RecurrentState, SharedState
+from runtime.checkpoint.model_spec import (
+    LatentState,
+    NoState,
+    PagedState,
+    RecurrentState,
+    SharedState,
+)
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache, StateSteps
 from runtime.models.layers.build_context import BuildContext, parse_dtype
@@ -66,6 +72,9 @@ class Driver:
         for state in model.spec.layer_states:
             if isinstance(state, SharedState):
                 self.kv.append(self.kv[state.layer_idx])
+                continue
+            if isinstance(state, NoState):
+                self.kv.append(KVCache(torch.empty(0), torch.empty(0)))
                 continue
             if isinstance(state, RecurrentState):
                 parts = [

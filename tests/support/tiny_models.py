@@ -240,6 +240,22 @@ TINY_HYBRIDS: dict[str, TinyModel] = {
             "mamba_n_groups": 2,
         },
     ),
+    # `transformers` bounds the time steps of prompts by `time_step_min`, but not those of answers.
+    "nemotron_h": TinyModel(
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": [
+                *("linear_attention", "mlp", "linear_attention", "full_attention", "mlp"),
+                "linear_attention",
+            ],
+            "head_dim": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 24,
+            "n_groups": 4,
+            "time_step_min": 1e-30,
+        },
+    ),
     "qwen3_5": TinyModel("Qwen3_5ForCausalLM", _LINEAR_HEADS),
     "qwen3_5_moe": TinyModel("Qwen3_5MoeForCausalLM", {**_LINEAR_HEADS, **_SHARED_EXPERTS}),
 }
@@ -421,6 +437,9 @@ def _tokenizer_json() -> str:
     return text
 
 
+_NORMS = ("norm", "norm_1", "norm_2", "norm_f")
+
+
 def randomise(model: Any, seed: int, norm: float) -> None:
     """Give all parameters random values that affect the output; norms get values near `norm`.
 
@@ -433,7 +452,7 @@ def randomise(model: Any, seed: int, norm: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(generator=generator)
-        if name.lower().endswith(("norm.weight", "norm_1.weight", "norm_2.weight")):
+        if name.lower().endswith(tuple(f"{each}.weight" for each in _NORMS)):
             parameter.data.copy_(norm + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.data.copy_(0.2 * noise)

@@ -36,13 +36,13 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
             weights += _stream_norm(spec, f"{prefix}.{name}", f"{prefix}.{place}")
         recurrence = spec.recurrence(layer_idx)
         if recurrence is None:
-            weights += _attention_weights(spec, layer_idx, prefix)
+            weights += attention_weights(spec, layer_idx, prefix)
         else:
             weights += recurrence.weights(prefix, hidden)
         if spec.experts is not None and layer_idx in spec.experts.layers:
             weights += spec.experts.weights(prefix, hidden)
         else:
-            weights += _mlp_weights(spec, f"{prefix}.mlp")
+            weights += mlp_weights(spec, f"{prefix}.mlp")
     weights += _stream_norm(spec, "model.norm", "model.norm")
     if spec.gives == "tokens" and not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
@@ -103,7 +103,8 @@ def linear_weights(
     return weights
 
 
-def _attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[WeightSpec]:
+def attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[WeightSpec]:
+    """Return every tensor of the attention of the layer called `prefix`."""
     hidden, attention, of_layer = spec.hidden_size, f"{prefix}.self_attn", spec.attention(layer_idx)
     if isinstance(of_layer, LatentAttentionSpec):
         return list(_latent_weights(spec, of_layer, attention))
@@ -175,7 +176,8 @@ def _latent_weights(
     yield from linear_weights(name, name, (hidden, columns), bias=spec.output_bias)
 
 
-def _mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
+def mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
+    """Return every tensor of the dense feed-forward block called `mlp`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     weights: list[WeightSpec] = []
     if spec.ungated_mlp is not None:

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint.model_spec import LatentState, ModelSpec, PagedState, RecurrentState
+from runtime.checkpoint.model_spec import (
+    LatentState,
+    ModelSpec,
+    NoState,
+    PagedState,
+    RecurrentState,
+)
 from runtime.errors import StartupError
 from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.registry import read_model_spec
@@ -115,6 +121,21 @@ def test_groups_of_heads_of_mamba_are_shared_by_ranks(tmp_path: Path) -> None:
     spec.check(1, deterministic=True)
     with pytest.raises(StartupError, match=r"deterministic-inference: .*--tp-size 2"):
         spec.check(2, deterministic=True)
+
+
+def test_a_pattern_names_the_blocks_of_nemotron_h(tmp_path: Path) -> None:
+    values = {**SIZES, "hybrid_override_pattern": "M-M*-M"}
+    spec = read(tmp_path, "NemotronHForCausalLM", values)
+    kinds = [type(state) for state in spec.layer_states]
+    paged = [RecurrentState, NoState, RecurrentState, PagedState, NoState, RecurrentState]
+    assert kinds == paged
+    assert spec.canonical("model.layers.0.norm.weight") == "backbone.layers.0.norm.weight"
+    assert spec.is_ignored("mtp.layers.0.norm.weight")
+    # Two ranks have copies of each of the eight groups, and share its norm.
+    assert not spec.uneven_parts(16)
+    spec.check(8, deterministic=True)
+    with pytest.raises(StartupError, match=r"deterministic-inference: .*--tp-size 16"):
+        spec.check(16, deterministic=True)
 
 
 def test_version_4_stretches_only_layers_without_a_window(tmp_path: Path) -> None:
@@ -233,6 +254,9 @@ def test_layers_after_the_last_are_not_loaded(tmp_path: Path) -> None:
         ("GraniteMoeHybridForCausalLM", "time_step_limit", [0.001, 0.1]),
         ("Qwen3NextForCausalLM", "layer_types", [{"linear_attention": 1}] * 6),
         ("Qwen3_5ForCausalLM", "linear_num_value_heads", 24),
+        ("NemotronHForCausalLM", "hybrid_override_pattern", "-M*M*M"),
+        ("NemotronHForCausalLM", "hybrid_override_pattern", "MEM*EM"),
+        ("NemotronHForCausalLM", "layers_block_type", ["moe"] * 6),
         ("MiniMaxM2ForCausalLM", "hidden_act", "gelu"),
         ("MiniMaxM2ForCausalLM", "num_local_experts", 0),
         ("MiniMaxM2ForCausalLM", "qk_norm_type", "per_head"),
