@@ -104,7 +104,7 @@ def linear_weights(
 
 
 def attention_weights(spec: DecoderSpec, layer_idx: int, prefix: str) -> list[WeightSpec]:
-    """Return every tensor of the attention of the layer called `prefix`."""
+    """Return the specs of all tensors of the attention in the layer named `prefix`."""
     hidden, attention, of_layer = spec.hidden_size, f"{prefix}.self_attn", spec.attention(layer_idx)
     if isinstance(of_layer, LatentAttentionSpec):
         return list(_latent_weights(spec, of_layer, attention))
@@ -177,7 +177,7 @@ def _latent_weights(
 
 
 def mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
-    """Return every tensor of the dense feed-forward block called `mlp`."""
+    """Return the specs of all tensors of the dense feed-forward block named `mlp`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     weights: list[WeightSpec] = []
     if spec.ungated_mlp is not None:

@@ -1,4 +1,4 @@
-"""Nemotron-H: each layer has one norm and one block, which mixes tokens or is feed-forward."""
+"""Nemotron-H: each layer has one norm and one block, either a mixer or a feed-forward block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.nemotron_h.spec import MLP, NemotronHSpec
 
 
 class NemotronLayer(DecoderLayer):
-    """One of the halves of a `DecoderLayer`, behind its norm."""
+    """A layer that has only one of the two halves of a `DecoderLayer`, after a norm."""
 
     __slots__ = ("has_mixer", "norm")
 
@@ -34,9 +34,10 @@ class NemotronLayer(DecoderLayer):
             self.mlp = self.mlp_of(spec, context, layer_idx)
 
     def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """Compute the block up to its last product, if it mixes tokens; see `DecoderLayer`.
+        """Compute the mixer up to its output product; see `DecoderLayer.attend`.
 
-        A feed-forward block is computed by `finish`, which takes `hidden` unchanged.
+        A layer with a feed-forward block returns `hidden` unchanged, and `finish` computes the
+        block.
         """
         if not self.has_mixer:
             assert hidden is not None, "the first layer mixes tokens"
@@ -45,7 +46,10 @@ class NemotronLayer(DecoderLayer):
         return self.self_attn.attend(normed, batch)
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """Compute the rest of the block; see `DecoderLayer`."""
+        """Compute the mixer's output product or the feed-forward block.
+
+        See `DecoderLayer.finish`.
+        """
         if self.has_mixer:
             return self.self_attn.o_proj.apply(attended)
         if isinstance(self.mlp, SparseMLP):
@@ -62,7 +66,7 @@ class NemotronLayer(DecoderLayer):
 
 
 class NemotronDecoder(Decoder):
-    """A decoder of such layers."""
+    """A decoder whose layers have one block each."""
 
     layer_class = NemotronLayer
 

@@ -1,4 +1,4 @@
-"""The `config.json` of Nemotron-H: layers of one block each. Front-safe: no torch."""
+"""The `config.json` of Nemotron-H, whose layers have one block each. Front-safe: no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.models.decoder.weight_map import (
 )
 
 TRAITS = DecoderTraits(has_mlp_bias=True, head_dim=128)
-# Defaults of `transformers` for absent keys; the readers below have the others.
+# Defaults of `transformers` for absent keys. The readers below hold further defaults.
 DEFAULTS = {
     "vocab_size": 131_072,
     "hidden_size": 4096,
@@ -32,7 +32,8 @@ DEFAULTS = {
     "eos_token_id": 2,
 }
 MAMBA, ATTENTION, MLP = "mamba", "attention", "mlp"
-# The kinds of blocks, as letters of a pattern and as `transformers` 4 and 5 call them.
+# Maps the names of kinds of blocks to the kinds: letters of a pattern, and the names that
+# `transformers` 4 and 5 use.
 _KINDS = {
     "M": MAMBA,
     "*": ATTENTION,
@@ -44,7 +45,7 @@ _KINDS = {
     "mlp": MLP,
 }
 _DEFAULT_KINDS = ["mamba", "moe", "attention", "mlp"]
-# From our names of weights to the family's.
+# Maps parts of our names of weights to the family's.
 _NAMES = {
     "model.embed_tokens.": "backbone.embeddings.",
     "model.norm.": "backbone.norm_f.",
@@ -56,11 +57,11 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronHSpec(DecoderSpec):
-    """Sizes and other settings of Nemotron-H.
+    """The sizes and other settings of Nemotron-H.
 
     Attributes:
-        mamba: the recurrence of layers of the kind `MAMBA`.
-        kinds: the kind of each layer's only block: `MAMBA`, `ATTENTION` or `MLP`.
+        mamba: the recurrence of the layers of kind `MAMBA`.
+        kinds: for each layer the kind of its only block: `MAMBA`, `ATTENTION` or `MLP`.
     """
 
     mamba: Mamba2Spec
@@ -80,16 +81,16 @@ class NemotronHSpec(DecoderSpec):
         return self.mamba if self.kinds[layer_idx] == MAMBA else None
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`: `transformers` 5 has names that begin with `model.`."""
+        """See `ModelSpec`. In files of `transformers` 5, names begin with `model.`."""
         return f"backbone.{name.removeprefix('model.')}" if name.startswith("model.") else name
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """A tied head repeats the embeddings."""
+        """Return the name of the embeddings for the head's weight if the two are tied."""
         return {"lm_head.weight": "backbone.embeddings.weight"} if self.tie_word_embeddings else {}
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`: layers that predict further tokens are not used."""
+        """See `ModelSpec`. Layers that predict further tokens are not loaded."""
         return name.startswith("mtp.") or super().is_ignored(name)
 
     def _list_weights(self) -> Sequence[WeightSpec]:
@@ -120,7 +121,7 @@ def read(config: Keys, generation: Keys) -> NemotronHSpec:
     """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
 
     Raises:
-        StartupError: one line says which number is missing or absurd, or what is unsupported.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     kinds = _read_kinds(config)
     config = Keys(
@@ -141,7 +142,7 @@ def read(config: Keys, generation: Keys) -> NemotronHSpec:
     fields = decoder_fields(config, generation, TRAITS)
     return NemotronHSpec(
         **fields,
-        # Heads do not rotate.
+        # The heads are not rotated.
         rope=RopeConfig(),
         unrotated_layers=frozenset(range(len(kinds))),
         context_len=config.integer("max_position_embeddings", 2**27),
