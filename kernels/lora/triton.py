@@ -6,7 +6,8 @@ kernels of `kernels.lora.triton_few`; the second of these also computes a gated 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from kernels.linear.triton_gemv import FurtherRows
 from kernels.lora import LoraBank, LoraPart, TokenSlots
 from kernels.lora.triton_few import expand_few_kernel, list_kernel, shrink_few_kernel
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
-from kernels.triton_support.device import multiprocessors
+from kernels.triton_support.device import SharedMemory, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
 from kernels.triton_support.side_stream import forked, join
 
@@ -35,6 +36,9 @@ _CHUNK = 1024
 _MOST_SPLITS = 8
 _WIDTH = 128
 FEW_TOKENS = 64
+# The least columns of a block, and the elements of one that stays in registers.
+_NARROWEST = 32
+_MOST_IN_REGISTERS = 16_384
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,7 @@ class TritonBank(LoraBank):
         if not num_tokens:
             return
         if num_tokens <= FEW_TOKENS:
-            cut = self.cut or cut_of(self.in_features, num_tokens)
+            cut = self._cut(num_tokens)
             self._expand(out, self._shrink(x, tokens, cut), tokens, cut)
             return
         order, block_slot, size = listed(tokens)
@@ -249,7 +253,7 @@ class TritonBank(LoraBank):
     def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
         if not 0 < len(x) <= FEW_TOKENS:
             return super().product(base, x, tokens)
-        cut = self.cut or cut_of(self.in_features, len(x))
+        cut = self._cut(len(x))
         out, made = self._both(base, x, tokens, cut)
         return self._expand(out, made, tokens, cut)
 
@@ -258,9 +262,15 @@ class TritonBank(LoraBank):
     ) -> Tensor:
         if not self._gates or not 0 < len(x) <= FEW_TOKENS:
             return super().gated(base, x, activation, tokens)
-        cut = self.cut or cut_of(self.in_features, len(x))
+        cut = self._cut(len(x))
         out, made = self._both(base, x, tokens, cut)
         return self._expand(out, made, tokens, cut, activation)
+
+    def _cut(self, num_tokens: int) -> Cut:
+        """Return how products of a few tokens are cut, within a program's shared memory."""
+        cut, memory = self.cut or cut_of(self.in_features, num_tokens), self.memory
+        room = shared_memory(memory.device)
+        return fitted(cut, self._rank_block, 1 if num_tokens == 1 else _LEAST, memory.dtype, room)
 
     def _both(
         self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
@@ -390,6 +400,38 @@ def cut_of(in_features: int, num_tokens: int) -> Cut:
         return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
     steps = triton.cdiv(in_features, 8 * 512)
     return Cut(512, steps, 128, 2, num_stages=4, order="beside")
+
+
+@cache
+def fitted(cut: Cut, ranks: int, size: int, dtype: torch.dtype, room: SharedMemory) -> Cut:
+    """Return a cut with narrower blocks where high ranks would not leave room for those of `cut`.
+
+    Args:
+        cut: how products would be cut for a low rank.
+        ranks: ranks of a block, all that an adapter may have.
+        size: tokens of a block.
+        dtype: dtype of tokens and adapters.
+        room: shared memory of the device.
+
+    Returns:
+        A cut whose products have as many parts. It has fewer stages only if the narrowest blocks
+        do not suffice.
+    """
+    if size == 1:
+        # These blocks stay in registers.
+        while cut.columns > _NARROWEST and ranks * cut.columns > _MOST_IN_REGISTERS:
+            cut = replace(cut, columns=cut.columns // 2, steps=cut.steps * 2)
+        return cut
+
+    def stages(rows: int, width: int) -> int:
+        return room.stages(cut.num_stages, rows * width * dtype.itemsize)
+
+    while cut.columns > _NARROWEST and stages(ranks + size, cut.columns) < cut.num_stages:
+        cut = replace(cut, columns=cut.columns // 2, steps=cut.steps * 2)
+    while cut.width > _NARROWEST and stages(ranks, cut.width) < cut.num_stages:
+        cut = replace(cut, width=cut.width // 2)
+    least = min(stages(ranks + size, cut.columns), stages(ranks, cut.width))
+    return replace(cut, num_stages=least)
 
 
 def make_bank(

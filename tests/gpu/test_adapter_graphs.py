@@ -23,11 +23,18 @@ from tests.support.tiny_models import tiny_model
 RANKS = (4, 8, 64)
 LENGTHS = (70, 5, 33, 140)
 NUM_NEW = 12
+# As in `SHAPES`: many tokens, and ranks for which blocks of few tokens have to be narrower.
+LARGER = [
+    (700, 896, (896, 128, 128), 8, 16),
+    (40, 4096, (896, 128), 4, 64),
+    (3, 4096, (300,), 3, 256),
+    (1, 4096, (300,), 2, 256),
+]
 
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, (700, 896, (896, 128, 128), 8, 16)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *LARGER], ids=str)
 def test_the_kernels(shape, dtype):
     memory, ranks, in_features, parts, slots, x, out = operands(shape, dtype)
     want = expected(memory, ranks, in_features, parts, slots, x, out)

@@ -161,3 +161,20 @@ def test_triton_lists_many_tokens():
         assert slot == 9 or of_ranks[at] == ranks[slot]
     counts = few.list[4 * few.num_places :].tolist()
     assert counts == [len({*seen[first : first + 16]} - {9}) for first in (0, 16, 32, 48)]
+
+
+@pytest.mark.parametrize("size_kib", [99, 163, 227])
+@pytest.mark.parametrize("ranks", [16, 64, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuts_of_triton_fit_the_shared_memory(size_kib, ranks, dtype):
+    triton = pytest.importorskip("kernels.lora.triton")
+    room = triton.SharedMemory(size_kib * 1024, is_operand=True)
+    for in_features in (64, 896, 4096, 14_336):
+        wanted = triton.cut_of(in_features, 16)
+        cut = triton.fitted(wanted, ranks, 16, dtype, room)
+        blocks = [(ranks + 16) * cut.columns, ranks * cut.width]
+        assert all(cut.num_stages * block * dtype.itemsize < room.size for block in blocks)
+        assert cut.num_stages == wanted.num_stages or cut.columns == 32 or cut.width == 32
+        assert cut.columns * cut.steps == wanted.columns * wanted.steps
+        if ranks == 16 and dtype is torch.bfloat16 and size_kib == 227:
+            assert cut == wanted
