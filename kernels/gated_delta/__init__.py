@@ -74,14 +74,17 @@ GATED_DELTA: Table[GatedDeltaKernels] = Table(
             probe="kernels.triton_support.device:unavailable",
             invariant=True,
         ),
+        "triton_chunks": Entry(
+            "kernels.gated_delta.triton_chunks", probe="kernels.triton_support.device:unavailable"
+        ),
     },
-    {"cpu": ("cpu",), "cuda": ("triton",)},
+    {"cpu": ("cpu",), "cuda": ("triton_chunks", "triton")},
 )
 
 
 @cache
-def _kernels(device_type: str) -> GatedDeltaKernels:
-    return GATED_DELTA.choose(device_type).kernels
+def _kernels(device_type: str, invariant: bool) -> GatedDeltaKernels:
+    return GATED_DELTA.choose(device_type, invariant=invariant).kernels
 
 
 def gated_delta(
@@ -92,6 +95,8 @@ def gated_delta(
     state: Tensor,
     places: StatePlaces,
     shape: DeltaShape,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
     """Update each head's matrix token by token, and read it with the token's query.
 
@@ -101,9 +106,6 @@ def gated_delta(
         S *= exp(decay * softplus(a + dt_bias))
         S += k (sigmoid(b) (v - S^T k))^T
         out = S^T q
-
-    Tokens are computed one after the other, so the result does not depend on where a sequence was
-    cut into steps.
 
     Args:
         qkv: `[num_tokens, shape.width]`, queries, keys and values of all heads; contiguous.
@@ -115,6 +117,9 @@ def gated_delta(
             and written in one call.
         places: bounds of the sequences, and slots of their states.
         shape: sizes of heads.
+        invariant: whether the bits of the result must not depend on where a sequence was cut into
+            steps. Tokens are then computed one after the other. Without it, a GPU computes the
+            tokens of a prompt in chunks.
 
     Returns:
         A new `[num_tokens, num_value_heads * value_dim]` tensor, the dtype of `qkv`.
@@ -122,5 +127,5 @@ def gated_delta(
     Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule",
     2024.
     """
-    kernels = _kernels(qkv.device.type)
+    kernels = _kernels(qkv.device.type, invariant)
     return kernels.gated_delta(qkv, gates, decay, dt_bias, state, places, shape)

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
+# Rows of up to this many columns, such as heads, share a program: a prompt has many of them.
+_NARROW = 256
+_ELEMENTS = 2048
+
 
 @triton.jit
 def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
@@ -51,6 +55,33 @@ def _rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
     normed = times_weight(wide * scale, weight, ZERO_CENTERED)
     tl.store(out_ptr + row + columns, normed.to(x.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _narrow_rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    width,
+    eps,
+    ZERO_CENTERED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0)
+    start_next(PDL)
+    wait_for_inputs(PDL)
+    cells = rows[:, None] * width + columns[None, :]
+    inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    x = tl.load(x_ptr + cells, mask=inside, other=0.0)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / width + eps)
+    normed = times_weight(wide * scale[:, None], weight[None, :], ZERO_CENTERED)
+    tl.store(out_ptr + cells, normed.to(x.dtype), mask=inside)
 
 
 @triton.jit
@@ -115,7 +146,24 @@ def _run(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, zero_centered: bool
 ) -> Tensor:
     out, num_rows, block = _prepare(x, residual, weight)
-    if num_rows:
+    if not num_rows:
+        return out
+    if residual is None and block <= _NARROW:
+        rows = _ELEMENTS // block
+        _narrow_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+            x,
+            weight,
+            out,
+            num_rows,
+            x.shape[-1],
+            eps,
+            ZERO_CENTERED=zero_centered,
+            ROWS=rows,
+            BLOCK=block,
+            num_warps=4,
+            **launch_options(x.device),
+        )
+    else:
         _rms_norm_kernel[(num_rows,)](
             x,
             x if residual is None else residual,

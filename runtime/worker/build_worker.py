@@ -278,6 +278,7 @@ def _build_context(
         experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=_expert_counts(config, spec, device),
         adapters=None if config.lora is None else AdapterSlots(config.lora.max_per_batch),
+        deterministic=config.deterministic,
     )
     if group is None:
         return context

@@ -29,11 +29,11 @@ def steps_of(lens, reads, saves):
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "channels"), [(2, 5), (3, 64), (4, 130)])
-@pytest.mark.parametrize("silu", [False, True])
-def test_it_equals_the_definition(name, dtype, width, channels, silu):
+@pytest.mark.parametrize(("silu", "length"), [(False, 5), (True, 5), (True, 530)])
+def test_it_equals_the_definition(name, dtype, width, channels, silu, length):
     torch.manual_seed(width)
-    lens, reads = [1, 5, 2, 1], [0, 2, 3, 2]
-    saves = [[(1, 4)], [(1, 5), (4, 6), (5, 7)], [(2, 8)], [(1, 9)]]
+    lens, reads = [1, length, 2, 1], [0, 2, 3, 2]
+    saves = [[(1, 4)], [(1, 5), (4, 6), (length, 7)], [(2, 8)], [(1, 9)]]
     steps, bounds = steps_of(lens, reads, saves)
     x = torch.randn(sum(lens), channels + 3).to(dtype)[:, :channels]
     weight = torch.randn(channels, width).to(dtype)

@@ -8,7 +8,7 @@ from kernels.state_places import StatePlaces
 
 IMPLEMENTATIONS = [name for name in GATED_DELTA if GATED_DELTA.unavailable(name) is None]
 SHAPES = [DeltaShape(2, 4, 16, 8), DeltaShape(1, 1, 5, 3), DeltaShape(1, 3, 40, 50)]
-SHAPES.append(DeltaShape(2, 4, 16, 8, has_flat_gates=True))
+SHAPES.append(DeltaShape(1, 2, 33, 32, has_flat_gates=True))
 
 
 def places_of(lens, reads, saves):
@@ -59,12 +59,11 @@ def definition(matrix, head, qkv, gates, decay, dt_bias, shape):
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("decodes", [False, True])
-def test_it_equals_the_definition(name, dtype, shape, decodes):
-    lens, reads = ([1, 1, 1], [0, 2, 2]) if decodes else ([1, 5, 2], [0, 2, 3])
-    saves = [[(n, 4 + s)] for s, n in enumerate(lens)]
-    if not decodes:
-        saves[1] = [(2, 8), (4, 9), (5, 10)]
+@pytest.mark.parametrize("lens", [[1, 1, 1], [1, 5, 2], [2, 70, 64]], ids=str)
+def test_it_equals_the_definition(name, dtype, shape, lens):
+    reads, saves = [0, 2, 3], [[(n, 4 + s)] for s, n in enumerate(lens)]
+    if lens[1] > 1:
+        saves[1] = [(2, 8), (4, 9), (lens[1], 10)]
     qkv, gates, decay, dt_bias, state = operands(shape, sum(lens), dtype)
     before = state.clone()
     places = places_of(lens, reads, saves)
@@ -72,6 +71,8 @@ def test_it_equals_the_definition(name, dtype, shape, decodes):
     assert out.dtype is dtype
     out = out.unflatten(1, (shape.num_value_heads, shape.value_dim))
     limit = 1e-5 if dtype is torch.float32 else 1e-2
+    # Chunks of bfloat16 inputs are products of operands in bfloat16.
+    of_state = 3e-2 if name == "triton_chunks" and dtype is torch.bfloat16 else 1e-5
     first = 0
     for length, read, wanted in zip(lens, reads, saves, strict=True):
         for head in range(shape.num_value_heads):
@@ -83,7 +84,7 @@ def test_it_equals_the_definition(name, dtype, shape, decodes):
                     1 + want.abs().max()
                 )
                 if at + 1 in kept:
-                    assert torch.allclose(state[kept[at + 1], head].double(), matrix, atol=1e-5)
+                    assert torch.allclose(state[kept[at + 1], head].double(), matrix, atol=of_state)
         first += length
     written = {slot for one in saves for _, slot in one}
     others = [slot for slot in range(len(state)) if slot not in written]
@@ -111,3 +112,19 @@ def test_the_cut_does_not_show(name):
         cut, state = run(*lens)
         assert torch.equal(cut, whole)
         assert torch.equal(state, last)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_alike_keys_and_no_decay(name):
+    shape, num_tokens = DeltaShape(1, 1, 32, 32), 64
+    qkv, gates, _, dt_bias, state = operands(shape, num_tokens, torch.float32)
+    # Powers of the matrix of these keys' products exceed 1e17: an implementation that computes
+    # them loses every digit.
+    qkv[:, 32:64] = qkv[0, 32:64]
+    gates[:, 0], decay, slot = 20.0, torch.tensor([-1e-9]), 5
+    places = places_of([num_tokens], [0], [[(num_tokens, slot)]])
+    GATED_DELTA.load(name).gated_delta(qkv, gates, decay, dt_bias, state, places, shape)
+    matrix = torch.zeros(32, 32, dtype=torch.float64)
+    for row, gate in zip(qkv, gates, strict=True):
+        matrix, _ = definition(matrix, 0, row, gate, decay, dt_bias, shape)
+    torch.testing.assert_close(state[slot, 0].double(), matrix, atol=1e-5, rtol=1e-5)

@@ -24,6 +24,7 @@ from kernels.experts import triton_coded as coded_experts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel
 from kernels.fp8_linear import triton as fp8_linear
 from kernels.gated_delta import triton as gated_delta
+from kernels.gated_delta import triton_chunks as gated_delta_chunks
 from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.group_linear import triton as group_linear
@@ -322,15 +323,27 @@ def dependent() -> Iterator[Kernel]:
         kind = {"SCALES": scales, "HAS_X_SCALES": scales != "none"}
         kind["RANKS"] = 16 if scales == "none" else 0
         yield f"gemv, scales: {scales}", gemv.gemv_kernel, constants | kind, 4
-    constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 1024, "PDL": True}
+    constants = {"WIDTH": 4, "HAS_BIAS": True, "SILU": True, "PDL": True}
+    constants |= {"ROWS": 16, "BLOCK": 128}
     yield "convolution", causal_conv.conv_kernel, constants, 4
     constants = {"IS_SHARED": False, "BLOCK": 1024, "PDL": True}
     yield "sigmoid", activation.sigmoid_mul_kernel, constants, 4
-    constants = {"KEY_HEADS": 16, "RATIO": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128}
-    constants |= {"GATE_SPAN": 2, "COLUMNS": 32, "PDL": True}
-    yield "gated delta", gated_delta.delta_kernel, constants, 4
     constants = {"GROUPS": 8, "HEADS": 64, "HEAD_DIM": 64, "STATE_DIM": 128, "ROWS": 128}
     yield "mamba 2", mamba2.mamba2_kernel, constants | {"COLUMNS": 32, "PDL": True}, 4
+    constants = {"KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128, "PDL": True}
+    by_heads = constants | {"KEY_HEADS": 16, "RATIO": 2, "GATE_SPAN": 2}
+    yield "gated delta", gated_delta.delta_kernel, by_heads | {"COLUMNS": 32}, 4
+    constants |= {"CHUNK": 64, "PRECISION": "tf32"}
+    yield (
+        "gated delta, prepared",
+        gated_delta_chunks.prepare_kernel,
+        constants | by_heads | {"ALL_COLUMNS": 128, "SAVES": 64},
+        4,
+    )
+    constants |= {"HEADS": 32, "COLUMNS": 32, "STAGES": 2}
+    yield "gated delta, chunks", gated_delta_chunks.chunks_kernel, constants, 4
+    constants = {"ZERO_CENTERED": True, "ROWS": 16, "BLOCK": 128, "PDL": True}
+    yield "norm of heads", norm._narrow_rms_norm_kernel, constants, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {

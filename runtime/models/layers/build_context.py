@@ -56,6 +56,7 @@ class BuildContext:
             the device.
         experts: name in `kernels.experts.EXPERTS`; `None` for the fastest on the device.
         stage: the layers of this rank.
+        deterministic: whether a layer that chooses its own kernels must take batch-invariant ones.
     """
 
     dtype: torch.dtype
@@ -74,6 +75,7 @@ class BuildContext:
     linear: str | None = None
     experts: str | None = None
     stage: Stage = ALL_LAYERS
+    deterministic: bool = False
 
     def splits_head(self, vocab_size: int) -> bool:
         """Whether each rank computes logits for only its own part of a vocabulary of this size."""

@@ -35,7 +35,8 @@ class DeltaNet(Mixer):
     """
 
     __slots__ = (
-        *("_a_log", "_conv", "_dt_bias", "_layer_idx", "_norm", "_shape", "_sizes", "_width"),
+        *("_a_log", "_conv", "_dt_bias", "_invariant", "_layer_idx"),
+        *("_norm", "_shape", "_sizes", "_width"),
         "gate_proj",
         "in_proj",
     )
@@ -46,6 +47,7 @@ class DeltaNet(Mixer):
         self, spec: DeltaNetSpec, hidden: int, context: BuildContext, layer_idx: int
     ) -> None:
         self._layer_idx = layer_idx
+        self._invariant = context.deterministic
         self._width = spec.width
         groups = spec.num_key_heads // context.tp_size
         ratio = spec.num_value_heads // spec.num_key_heads
@@ -102,7 +104,16 @@ class DeltaNet(Mixer):
         )
         places = steps.places(batch.qo_indptr)
         decay = -torch.exp(self._a_log.vector)
-        out = gated_delta(mixed, gates, decay, self._dt_bias.vector, state, places, shape)
+        out = gated_delta(
+            mixed,
+            gates,
+            decay,
+            self._dt_bias.vector,
+            state,
+            places,
+            shape,
+            invariant=self._invariant,
+        )
         normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)
         return act_and_mul(torch.cat((gate, normed), dim=1), "silu")
 
@@ -122,7 +133,11 @@ class DeltaNet(Mixer):
         split = shape.num_key_heads * sum(self._sizes)
         groups = product[:, :split].unflatten(1, (shape.num_key_heads, -1))
         *qkv, gate = groups.split(self._sizes, dim=2)
-        channels = torch.cat([part.flatten(1) for part in qkv], dim=1)
+        channels = product.new_empty(len(product), shape.width)
+        widths = [part.shape[1] * part.shape[2] for part in qkv]
+        # One copy: `flatten` and `torch.cat` would each make one.
+        for to, part in zip(channels.split(widths, dim=1), qkv, strict=True):
+            to.unflatten(1, part.shape[1:]).copy_(part)
         return channels, gate.flatten(1), product[:, split:]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
