@@ -22,7 +22,7 @@ from runtime.cache.page_pool import PagePool, Pages
 from runtime.step.step_plan import Int32Array, Int64Array, WindowUpdate
 
 if TYPE_CHECKING:
-    from runtime.cache.manager import BlockTable
+    from runtime.cache.block_table import BlockTable
 
 
 def pages_of_request(window: int, page_size: int) -> int:

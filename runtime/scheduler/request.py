@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.cache.manager import BlockTable
+from runtime.cache.block_table import BlockTable
 from runtime.cache.radix_tree import Tokens
 from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from runtime.cache.block_table import BlockTable
 from runtime.cache.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -18,7 +19,7 @@ from runtime.cache.kv_events import (
     KVEventBatch,
     KVEventLog,
 )
-from runtime.cache.manager import BlockTable, CacheManager
+from runtime.cache.manager import CacheManager
 from runtime.config.kv_events_config import KVEventsConfig, of_replica
 from runtime.errors import StartupError
 from runtime.ipc.kv_publisher import KVPublisher

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache.manager import BlockTable, CacheManager
+from runtime.cache.block_table import BlockTable
+from runtime.cache.manager import CacheManager
 
 
 def tokens(*values: int) -> np.ndarray:

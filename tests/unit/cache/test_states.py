@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from runtime.cache.manager import BlockTable, CacheManager
+from runtime.cache.block_table import BlockTable
+from runtime.cache.manager import CacheManager
 from runtime.cache.radix_tree import Tokens
 from runtime.ipc.messages import MatchPrefix, PrefixReport
 from runtime.ipc.time_messages import PrefixBreak

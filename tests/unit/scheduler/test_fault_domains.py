@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.cache.manager import BlockTable, CacheManager
+from runtime.cache.block_table import BlockTable
+from runtime.cache.manager import CacheManager
 from runtime.cache.page_pool import Pages
 from runtime.cache.radix_tree import Tokens
 from runtime.ipc.messages import AbortRequests, FlushCache

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cache.manager import BlockTable, CacheManager
+from runtime.cache.block_table import BlockTable
+from runtime.cache.manager import CacheManager
 from runtime.cache.window_pages import WindowPages, pages_of_request
 from runtime.ipc.messages import AbortRequests
 from tests.support.scheduler_harness import PAGE, Harness, expected
