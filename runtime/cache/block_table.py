@@ -25,11 +25,15 @@ class BlockTable:
         has_window: whether `WindowPages` counts this request.
         window_first, window_end: range of indices in `pages`. The request uses the window pages of
             the pages in this range.
+        num_loaded: number of pages behind the shared ones that came from host memory.
+        load_ticket: ticket of the copies that bring those pages (`HostTier`), until a step that
+            waits for them is planned; 0 for none.
     """
 
     __slots__ = (
         *("branch_points", "has_window", "node", "num_dropped", "num_pages", "num_shared"),
-        *("pages", "state_hold", "version", "window_end", "window_first"),
+        *("load_ticket", "num_loaded", "pages", "state_hold", "version", "window_end"),
+        "window_first",
     )
 
     def __init__(self) -> None:
@@ -43,6 +47,7 @@ class BlockTable:
         self.branch_points: set[int] = set()
         self.has_window = False
         self.window_first = self.window_end = 0
+        self.num_loaded = self.load_ticket = 0
 
     def held(self) -> Pages:
         """Return the page numbers of all pages, as a view."""

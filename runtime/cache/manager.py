@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runtime.cache.block_table import BlockTable
+from runtime.cache.host_tier import HostTier, root_key
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 from runtime.cache.state_pool import StatePool
@@ -35,6 +36,7 @@ class CacheManager:
         num_evicted_tokens: number of tokens evicted from the prefix cache so far.
         states: slots of recurrent states; `None` if the model has none.
         windows: pages of sliding-window layers; `None` unless these have pages of their own.
+        host: the pages in host memory; `None` if there are none.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class CacheManager:
         window: int | None = None,
         num_state_slots: int = 0,
         max_running: int = 0,
+        num_host_pages: int = 0,
     ) -> None:
         """Manage `num_pages` pages of `page_size` tokens each.
 
@@ -56,6 +59,7 @@ class CacheManager:
             window: see the attribute.
             num_state_slots: number of slots of recurrent states; 0 if the model has none.
             max_running: most requests that have recurrent states at the same time.
+            num_host_pages: number of pages in host memory, to which evicted pages move.
         """
         self.page_size = page_size
         self.window = window
@@ -64,6 +68,8 @@ class CacheManager:
         self.enable_prefix_cache = enable_prefix_cache
         self.num_evicted_tokens = 0
         self.windows: WindowPages | None = None
+        self.host = HostTier(num_host_pages, page_size) if num_host_pages else None
+        self.tree.host = self.host
         self.states: StatePool | None = None
         if num_state_slots:
             self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
@@ -101,6 +107,14 @@ class CacheManager:
             return self.windows.count_resumable(pages) * self.page_size
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
+    def count_found(self, tokens: Tokens, namespace: str) -> int:
+        """Return the length of the longest cached prefix, with what host memory has of it."""
+        length = self.match_length(tokens, namespace)
+        if self.host is None:
+            return length
+        keys = list(self.host.keys(tokens, root_key(namespace)))[length // self.page_size :]
+        return length + len(self.host.find(keys)) * self.page_size
+
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
         """Return the common beginning of `tokens` and the most similar cached sequence."""
         return self.tree.common_prefix(tokens, namespace)
@@ -123,7 +137,11 @@ class CacheManager:
             return None, False
         num_cached = block_table.num_shared * self.page_size
         common = self.tree.common_after(node, tokens[num_cached:])
-        is_empty = node.parent is None and not node.children
+        num_loaded = block_table.num_loaded * self.page_size
+        if common.num_tokens < num_loaded:
+            # Of what follows in host memory nothing is known.
+            common = CommonPrefix(num_loaded, differs=False)
+        is_empty = node.parent is None and not node.children and not num_loaded
         index = num_cached + common.num_tokens
         return (PrefixBreak(index, common.differs) if index < len(tokens) else None), is_empty
 
@@ -221,11 +239,22 @@ class CacheManager:
         if needed > self.num_available_pages and num_reserved:
             self.release(block_table, prefix[:0], namespace)
             return None
+        keys: list[bytes] = []
+        if self.host is not None and block_table.node is not None:
+            rest = prefix[num_cached : len(prefix) - 1]
+            keys = self.host.find(self.host.keys(rest, block_table.node.last_key))
+            self.host.touch(keys)
         extended = self.extend(block_table, num_tokens)
         assert extended, "pages were counted before"
         if self.windows is not None:
             self.windows.begin(block_table, num_tokens)
+        if self.host is not None:
+            num_cached += self.host.load(block_table, keys) * self.page_size
         return num_cached
+
+    def is_loading(self, block_table: BlockTable) -> bool:
+        """Whether a step with the request would wait for pages from host memory."""
+        return self.host is not None and self.host.is_loading(block_table)
 
     def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
         """Extend a block table to `num_tokens` tokens; if pages are missing, return false."""
@@ -257,7 +286,7 @@ class CacheManager:
             return False
         shortage = count - self.pool.num_free
         if shortage > 0:
-            evicted = self.tree.evict(shortage)
+            evicted = self.tree.evict(shortage, to_host=True)
             self.num_evicted_tokens += len(evicted) * self.page_size
             self._free(evicted)
         return True
@@ -331,6 +360,9 @@ class CacheManager:
         block_table.branch_points.clear()
         if self.windows is not None:
             self.windows.end(block_table)
+        if self.host is not None:
+            self.host.use(block_table)
+        block_table.num_loaded = 0
         self._free(block_table.held()[max(num_kept, block_table.num_dropped) :])
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
@@ -375,6 +407,8 @@ class CacheManager:
             self.tree.events.cleared()
         if self.states is not None:
             self.states.collect()
+        if self.host is not None:
+            self.host.clear()
 
     def publish_events(self) -> None:
         """Publish which pages entered or left the prefix cache since the last call, if enabled."""
@@ -400,6 +434,8 @@ class CacheManager:
         self.pool.reset(taken)
         if self.windows is not None:
             self.windows.recover(block_tables, taken)
+        if self.host is not None:
+            self.host.recover()
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
         """Assert that every page, and every slot of recurrent states, is in exactly one place.
@@ -421,3 +457,5 @@ class CacheManager:
             self.states.check_invariants(len(block_tables))
         if self.windows is not None:
             self.windows.check_invariants(block_tables, self.pool.free_pages())
+        if self.host is not None:
+            self.host.check_invariants()

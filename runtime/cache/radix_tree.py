@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.cache.host_tier import HostTier, root_key
 from runtime.cache.kv_events import KVEventLog
 from runtime.cache.page_pool import EMPTY_PAGES, Pages
 from runtime.cache.snapshots import Snapshots
@@ -44,8 +45,8 @@ class RadixNode:
     """
 
     __slots__ = (
-        *("children", "hashes", "is_listed", "last_access", "lock_count", "namespace", "num_pins"),
-        *("pages", "parent", "snapshot", "tokens"),
+        *("children", "hashes", "is_listed", "keys", "last_access", "lock_count", "namespace"),
+        *("num_pins", "pages", "parent", "snapshot", "tokens"),
     )
 
     def __init__(
@@ -61,8 +62,15 @@ class RadixNode:
         self.snapshot = self.num_pins = 0
         # One for each page, by which events name it; empty while no events are published.
         self.hashes: list[int] = []
+        # One for each page, by which the host tier finds it; empty without a host tier.
+        self.keys: list[bytes] = []
         # Whether this node has an entry in the list of leaves that may be evicted.
         self.is_listed = False
+
+    @property
+    def last_key(self) -> bytes:
+        """The host tier's key of the page before the node's end."""
+        return self.keys[-1] if self.keys else root_key(self.namespace)
 
 
 @dataclass
@@ -96,12 +104,14 @@ class RadixTree:
         num_locked_pages: number of pages that running requests use, so that they cannot be evicted.
         snapshots: the snapshots of recurrent states at the ends of nodes.
         events: records which pages enter and leave the tree; `None` for no record.
+        host: gets the pages that are evicted; `None` if there is no host tier.
     """
 
     def __init__(self, page_size: int) -> None:
         """Create an empty tree for pages of `page_size` tokens."""
         self.page_size = page_size
         self.events: KVEventLog | None = None
+        self.host: HostTier | None = None
         self.snapshots = Snapshots()
         self.num_pages = 0
         self.num_locked_pages = 0
@@ -223,6 +233,8 @@ class RadixTree:
         if self.events is not None:
             parent = match.node.hashes[-1] if match.node.hashes else None
             node.hashes = self.events.stored(rest, parent, namespace)
+        if self.host is not None:
+            node.keys = list(self.host.keys(rest, match.node.last_key))
         self.num_pages += len(node.pages)
         self._list(node)
         return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
@@ -262,11 +274,11 @@ class RadixTree:
         for node in self._nodes():
             self._list(node)
 
-    def evict(self, num_pages: int) -> Pages:
+    def evict(self, num_pages: int, *, to_host: bool = False) -> Pages:
         """Remove the leaves that were unused for the longest time, and return their pages.
 
         Leaves are removed until `num_pages` pages are free. Fewer are returned if all other nodes
-        are locked.
+        are locked. With `to_host` the pages move to the host tier, if there is one.
         """
         freed: list[Pages] = []
         num_freed = 0
@@ -284,6 +296,9 @@ class RadixTree:
             if self.events is not None:
                 self.events.removed(node.hashes[num_kept:])
                 node.hashes = node.hashes[:num_kept]
+            if self.host is not None and to_host:
+                self.host.save(node.keys[num_kept:], freed[-1])
+            node.keys = node.keys[:num_kept]
             if num_kept:
                 node.pages = node.pages[:num_kept]
                 node.tokens = node.tokens[: num_kept * self.page_size]
@@ -379,6 +394,7 @@ class RadixTree:
         upper.lock_count = node.lock_count
         upper.last_access = node.last_access
         upper.hashes, node.hashes = node.hashes[:num_pages], node.hashes[num_pages:]
+        upper.keys, node.keys = node.keys[:num_pages], node.keys[num_pages:]
         parent.children[self._key(upper.tokens)] = upper
         node.tokens = node.tokens[cut:].copy()
         node.pages = node.pages[num_pages:].copy()

@@ -14,15 +14,12 @@ Source: the mapping from full to windowed slots is SGLang's (`SWATokenToKVPoolAl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.cache.block_table import BlockTable
 from runtime.cache.page_pool import PagePool, Pages
 from runtime.step.step_plan import Int32Array, Int64Array, WindowUpdate
-
-if TYPE_CHECKING:
-    from runtime.cache.block_table import BlockTable
 
 
 def pages_of_request(window: int, page_size: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.cache.host_tier import HostTier
 from runtime.cache.window_pages import WindowPages
 from runtime.scheduler.request import PromptReport, Request
 from runtime.scheduler.table import RequestTable
 from runtime.step.step_plan import (
     EmbedSpan,
+    HostCopies,
     Int32Array,
     Int64Array,
     ReportSpan,
@@ -78,3 +80,12 @@ def advance_windows(
         end = windows.advance(chunk.request.block_table, chunk.start, chunk.start + chunk.length)
         table.window_end[chunk.request.row] = end
     return windows.take_update()
+
+
+def host_copies(host: HostTier | None, chunks: list[Chunk]) -> HostCopies | None:
+    """Have the step wait for pages that come back for its requests; return `StepPlan.host`."""
+    if host is None:
+        return None
+    for chunk in chunks:
+        host.use(chunk.request.block_table)
+    return host.take_copies()

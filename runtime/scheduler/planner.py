@@ -14,7 +14,7 @@ from runtime.ipc.time_messages import Wait
 from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
-from runtime.scheduler.chunk import Chunk, add_spans, advance_windows
+from runtime.scheduler.chunk import Chunk, add_spans, advance_windows, host_copies
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
@@ -102,6 +102,8 @@ class Planner:
         # `query_lens` and `samples` of a step that only decodes.
         self._ones: Int64Array = np.ones(table.max_rows, dtype=np.int64)
         self._all: BoolArray = np.ones(table.max_rows, dtype=bool)
+        # Whether the step that is planned has rows that decode.
+        self._decodes = False
         self.num_retractions = 0
         self.num_cached_tokens = 0
 
@@ -109,6 +111,7 @@ class Planner:
         """Return the next step; `None` if there is nothing to compute."""
         retracted_before, faults_before = self.num_retractions, self._faults.num_faults
         decode_rows, new_pages = self._plan_decodes()
+        self._decodes = len(decode_rows) > 0
         # After a retraction pages are scarce. Also, a token of the retracted request may be in
         # flight, and the request is admitted again only when that token is known.
         may_admit = self.num_retractions == retracted_before
@@ -155,6 +158,7 @@ class Planner:
             adapter_copies=self._adapters.take_copies(),
             states=self._move_states(rows, query_lens, chunks),
             windows=advance_windows(self._cache.windows, table, decode_rows, chunks),
+            host=host_copies(self._cache.host, chunks),
         )
         self._joins, self._page_updates = [], []
         span_owners = add_spans(plan, chunks)
@@ -364,6 +368,9 @@ class Planner:
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[Chunk]) -> None:
+        if self._decodes and self._cache.is_loading(request.block_table):
+            # Streams do not wait for its pages.
+            return
         start = int(self._table.num_computed[request.row])
         num_left = int(self._table.num_tokens[request.row]) - start
         length = budget.take(request, start, num_left)

@@ -27,7 +27,7 @@ def report_prefix(message: MatchPrefix, cache: CacheManager, generation: str) ->
     tokens = cache_keys(np.frombuffer(message.input_ids, dtype=np.int32), message.images)
     found = cache.common_prefix(tokens, generation + message.namespace)
     # The last token is always computed, even if its page is cached.
-    num_cached = cache.match_length(tokens[:-1], generation + message.namespace)
+    num_cached = cache.count_found(tokens[:-1], generation + message.namespace)
     report = PrefixReport(found.num_tokens, num_cached, found.differs)
     return ControlReply(message.call_id, True, data=msgspec.msgpack.encode(report))
 
@@ -134,6 +134,10 @@ class SchedulerStats:
         shared["num_nan_requests_total"] = num_nan
         shared["num_steps_total"] = self._num_steps
         shared["evicted_tokens_total"] = cache.num_evicted_tokens
+        if cache.host is not None:
+            shared["load_back_tokens_total"] = cache.host.num_loaded * page_size
+            shared["hicache_host_used_tokens"] = cache.host.num_held * page_size
+            shared["hicache_host_total_tokens"] = cache.host.pool.num_pages * page_size
         shared["lora_pool_slots_used"] = adapters.num_used
         shared["lora_pool_slots_total"] = adapters.num_slots
         if self._images is not None:

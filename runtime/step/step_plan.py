@@ -7,6 +7,8 @@ scheduler and executor. The plan is also sent to the other ranks' processes;
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -101,6 +103,53 @@ class WindowUpdate(_Part):
 
     pages: Int32Array
     window_pages: Int32Array
+
+
+class HostRun(NamedTuple):
+    """Copies of one direction, of which none writes what another one writes."""
+
+    to_host: bool
+    pages: Int32Array
+    host_pages: Int32Array
+
+
+class HostCopies(_Part):
+    """Copies between pages and host memory, with the same effect as if made in order before a step.
+
+    Attributes:
+        ticket: number of these copies, which grows from plan to plan.
+        needed: the step, and what it copies itself, waits for all copies up to this ticket.
+        pages: `[n]`, pages on the device.
+        host_pages: `[n]`, pages in host memory.
+        to_host: `[n]`, the direction of each copy.
+    """
+
+    ticket: int
+    needed: int
+    pages: Int32Array
+    host_pages: Int32Array
+    to_host: BoolArray
+
+    def split(self) -> tuple[list[HostRun], list[HostRun]]:
+        """Return the runs that the step makes first, in order, and those that run beside steps."""
+        if self.needed >= self.ticket:
+            return list(self._runs(np.ones(len(self.pages), dtype=bool))), []
+        # The step may write what is saved, unless it comes back: then a later step waits for it.
+        first = self.to_host & ~np.isin(self.pages, self.pages[~self.to_host])
+        return list(self._runs(first)), list(self._runs(~first))
+
+    def _runs(self, chosen: BoolArray) -> Iterator[HostRun]:
+        pages, host_pages = self.pages[chosen], self.host_pages[chosen]
+        directions = self.to_host[chosen]
+        turns = (np.flatnonzero(np.diff(directions)) + 1).tolist()
+        for start, end in itertools.pairwise([0, *turns, len(pages)]):
+            if start == end:
+                return
+            to_host, part = bool(directions[start]), slice(start, end)
+            written = (host_pages if to_host else pages)[part]
+            # Of two copies to the same page the first is omitted.
+            last = end - 1 - np.unique(written[::-1], return_index=True)[1]
+            yield HostRun(to_host, pages[last], host_pages[last])
 
 
 class StateMoves(_Part):
@@ -243,6 +292,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         decode_tokens: `[num_decodes]` int32, the first new token of each decoding sequence, for
             ranks that did not sample it; `None` if every rank has it.
         windows: changed pages of sliding-window layers, written before the step; `None` for none.
+        host: copies between pages and host memory; `None` for none.
     """
 
     rows: Int64Array
@@ -263,6 +313,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     states: StateMoves | None = None
     decode_tokens: Int32Array | None = None
     windows: WindowUpdate | None = None
+    host: HostCopies | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 
-from runtime.step.step_plan import MaskSource, StepPlan, StepResult
+from runtime.step.step_plan import HostCopies, HostRun, MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
@@ -47,6 +47,12 @@ class HashRunner:
         self.window = 0
         self.window_of = np.zeros(num_pages + 1, dtype=np.int64)
         self.window_slots = self.slots.copy()
+        # Tokens in host pages, and copies that were launched but are not made yet, with their
+        # ticket. They are made before a step that waits for them, at the latest moment.
+        self.host = np.full_like(self.slots, -1)
+        self.is_late = False
+        self.late: list[tuple[int, HostRun]] = []
+        self.last_done = 0
         # Errors that the next launch, or the wait for the next step, raises.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
@@ -83,8 +89,33 @@ class HashRunner:
         assert offset == len(plan.chunk_tokens)
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
 
+    def make_copies(self, count: int) -> None:
+        """Make the earliest copies that are late, one run after the other."""
+        for ticket, run in self.late[:count]:
+            slots = (run.pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+            host = (run.host_pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+            assert len(np.unique(host if run.to_host else slots)) == len(slots), "written twice"
+            if run.to_host:
+                self.host[host] = self.slots[slots]
+            else:
+                self.slots[slots] = self.host[host]
+            self.last_done = ticket
+        del self.late[:count]
+        # A ticket is done when its last run is.
+        if self.late:
+            self.last_done = min(self.last_done, self.late[0][0] - 1)
+
+    def _copy(self, copies: HostCopies) -> None:
+        first, beside = copies.split()
+        self.make_copies(sum(ticket <= copies.needed for ticket, _ in self.late))
+        self.late[:0] = [(copies.ticket, run) for run in first]
+        self.late += [(copies.ticket, run) for run in beside]
+        self.make_copies(len(first) if self.is_late else len(self.late))
+
     def _apply(self, plan: StepPlan) -> None:
         """Write the changes of block tables."""
+        if plan.host is not None:
+            self._copy(plan.host)
         for join in plan.joins:
             self.page_table[join.row] = 0
         for update in plan.page_updates:

@@ -1,0 +1,185 @@
+"""Host memory as the second tier of the prefix cache: it keeps pages that left the device.
+
+Each page has a key: a hash of its tokens, of all tokens before them and of the name space. So pages
+are found without a tree, and pages of earlier weights or of other adapters are never found.
+
+A page is copied to host memory when the tree evicts it. The copy stays when the page comes back, so
+another eviction copies nothing. Host pages that were unused for the longest time make room. The
+plan carries all copies in the order of the decisions. On a GPU those that bring pages back run
+beside the steps; a step that needs what they read or write waits for them, by their ticket: the
+number of the plan that had them.
+
+Source: the tiers are those of SGLang's HiCache; the keys are those of vLLM's prefix cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtime.cache.page_pool import PagePool, Pages
+from runtime.step.step_plan import HostCopies, Int32Array
+
+if TYPE_CHECKING:
+    from runtime.cache.block_table import BlockTable
+
+# Two different prefixes have equal keys with a probability of 2**-64 among 2**32 pages.
+_KEY_BYTES = 16
+
+
+def root_key(namespace: str) -> bytes:
+    """Return the key that comes before the first page of a sequence."""
+    return hashlib.sha256(namespace.encode()).digest()
+
+
+def _copies_are_done() -> int:
+    return sys.maxsize
+
+
+class HostTier:
+    """Decides which pages are in host memory, and which copies the next plan carries.
+
+    Attributes:
+        pool: free host pages.
+        num_loaded: pages that came back to the device so far.
+        last_done: returns the ticket of the latest copies that are known to be done; on a CPU the
+            copies of a step are done before the step.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        """Start without pages in use.
+
+        Args:
+            num_pages: pages in host memory.
+            page_size: tokens per page, as on the device.
+        """
+        self.pool = PagePool(num_pages)
+        self.num_loaded = 0
+        self.last_done: Callable[[], int] = _copies_are_done
+        self._page_size = page_size
+        # Host page of each key, the longest unused first.
+        self._held: dict[bytes, int] = {}
+        # Page, host page and direction (to the host) of each copy that the next plan carries.
+        self._copies: list[tuple[int, int, bool]] = []
+        self._ticket = self._needed = 0
+        # Ticket of the latest copy from or to each host page.
+        self._latest = [0] * (num_pages + 1)
+
+    @property
+    def num_held(self) -> int:
+        """Number of host pages in use."""
+        return len(self._held)
+
+    def keys(self, tokens: Int32Array, before: bytes) -> Iterator[bytes]:
+        """Yield the keys of the whole pages of `tokens`; `before` is the key of the page before."""
+        data, size = tokens.tobytes(), self._page_size * tokens.itemsize
+        for end in range(size, len(data) + 1, size):
+            page = data[end - size : end]
+            before = hashlib.blake2b(page, digest_size=_KEY_BYTES, key=before).digest()
+            yield before
+
+    def find(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return the first of `keys`, as far as their pages are in host memory."""
+        return list(itertools.takewhile(self._held.__contains__, keys))
+
+    def touch(self, keys: list[bytes]) -> None:
+        """Note that consecutive pages are used, so they are the last ones to make room."""
+        for key in reversed(keys):
+            self._held[key] = self._held.pop(key)
+
+    def save(self, keys: list[bytes], pages: Pages) -> None:
+        """Copy evicted pages to host memory, unless they are there.
+
+        Args:
+            keys: keys of consecutive pages of a sequence.
+            pages: these pages on the device.
+        """
+        # The end of a sequence is useless without its beginning, so it makes room first.
+        for key, page in zip(reversed(keys), reversed(pages.tolist()), strict=True):
+            host_page = self._held.pop(key, 0)
+            if not host_page:
+                if not self.pool.num_free:
+                    oldest = self._held.pop(next(iter(self._held)))
+                    self.pool.give_back(np.array([oldest], dtype=np.int32))
+                host_page = int(self.pool.take(1)[0])
+                # An earlier copy of that host page may still run.
+                self._needed = max(self._needed, self._latest[host_page])
+                self._add(page, host_page, to_host=True)
+            self._held[key] = host_page
+
+    def load(self, block_table: BlockTable, keys: list[bytes]) -> int:
+        """Copy pages back to the device.
+
+        Args:
+            block_table: begins with its shared pages, behind which it has pages of its own.
+            keys: keys of the first of these.
+
+        Returns:
+            Number of pages that come back. It is lower if other pages just took the place of some.
+        """
+        found: list[int] = []
+        for key in keys:
+            host_page = self._held.get(key)
+            if host_page is None:
+                break
+            found.append(host_page)
+        if found:
+            for page, host_page in zip(block_table.own().tolist(), found, strict=False):
+                self._add(page, host_page, to_host=False)
+            block_table.num_loaded, block_table.load_ticket = len(found), self._ticket + 1
+            self.num_loaded += len(found)
+        return len(found)
+
+    def _add(self, page: int, host_page: int, *, to_host: bool) -> None:
+        self._copies.append((page, host_page, to_host))
+        self._latest[host_page] = self._ticket + 1
+
+    def is_loading(self, block_table: BlockTable) -> bool:
+        """Whether a step with the request would wait for its pages."""
+        return block_table.load_ticket > self.last_done()
+
+    def use(self, block_table: BlockTable) -> None:
+        """Have the next step wait for the pages that come back for a request.
+
+        This is called when the step computes the request, and when the request gives up its pages,
+        so that others may use them.
+        """
+        self._needed = max(self._needed, block_table.load_ticket)
+        block_table.load_ticket = 0
+
+    def take_copies(self) -> HostCopies | None:
+        """Return `StepPlan.host`."""
+        if not self._copies and not self._needed:
+            return None
+        self._ticket += bool(self._copies)
+        table = np.array(self._copies, dtype=np.int32).reshape(-1, 3)
+        pages, host_pages, to_host = np.ascontiguousarray(table.T)
+        copies = HostCopies(self._ticket, self._needed, pages, host_pages, to_host.astype(bool))
+        self._copies.clear()
+        self._needed = 0
+        return copies
+
+    def clear(self) -> None:
+        """Forget all pages. Copies that are still to be made change nothing that is found later."""
+        self._held.clear()
+        self.pool.reset(np.empty(0, dtype=np.int32))
+
+    def recover(self) -> None:
+        """After an exception: forget all pages, and have the next step wait for all copies."""
+        self.clear()
+        self._needed = self._ticket + bool(self._copies)
+
+    def check_invariants(self) -> None:
+        """Assert that each host page is in exactly one place.
+
+        Raises:
+            AssertionError: a host page is lost or used twice.
+        """
+        pages = np.sort([*self.pool.free_pages().tolist(), *self._held.values()])
+        is_whole = np.array_equal(pages, np.arange(1, self.pool.num_pages + 1))
+        assert is_whole, "host pages were lost or doubled"
