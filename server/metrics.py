@@ -67,9 +67,12 @@ _SHARED_GAUGES = {
     "decode_sum_seq_lens": "Sum of the lengths of all running sequences, in tokens.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
     "image_cache_bytes": "Bytes of image embeddings in the image cache.",
+    "hicache_host_used_tokens": "Tokens that host memory keeps for the prefix cache.",
+    "hicache_host_total_tokens": "Most tokens that host memory keeps for the prefix cache.",
 }
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
+    "load_back_tokens_total": "Tokens that came back from host memory to the KV pool.",
     "images_computed_total": "Images that the model's vision tower computed.",
     "image_cache_hits_total": "Images of prompts whose embeddings were in the image cache.",
     "num_nan_requests_total": "Requests that failed because the model computed NaN for them.",

@@ -23,10 +23,10 @@ from runtime.config.options import (
     KernelArgs,
     LoggingArgs,
     ModelArgs,
-    SchedulingArgs,
     ServerConfig,
 )
 from runtime.config.parallel_options import ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.eventloop.body_errors import did_you_mean
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.ray.http_call import HttpCall, is_for_any_replica, prompt_of
 from headrace.ray.relay import OtherAnswer, Relay, refuse
 from headrace.ray.replica import Replica
-from runtime.config.options import SchedulingArgs
+from runtime.config.scheduling_options import SchedulingArgs
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from runtime.config.lora_options import LoraArgs, LoraLimits
 from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
 from runtime.config.parallel_options import NodeLink, ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
 
 # Values of the options that choose a parser of chat outputs.
 AUTO_PARSER, NO_PARSER = "auto", "none"
@@ -199,60 +200,6 @@ class HttpArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulingArgs:
-    """Options about memory, batching and the prefix cache."""
-
-    mem_fraction_static: float | None = option(
-        None, "Share of device memory for weights and KV pool together."
-    )
-    max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
-    max_running_requests: int | None = option(None, "Most requests in the running batch.")
-    max_queued_requests: int | None = option(
-        None, "Most waiting requests; further ones get a 503. 16384 for a server when absent."
-    )
-    max_resumes: int = option(
-        2, "How many deaths of the worker or detokenizer a request survives; the next one ends it."
-    )
-    chunked_prefill_size: int | None = option(
-        None, "Most prompt tokens computed in one step; -1 computes prompts whole."
-    )
-    image_cache_mb: int = option(
-        256, "MiB of image embeddings kept for later prompts, for models that take images."
-    )
-    max_mamba_cache_size: int | None = option(
-        None,
-        "Slots of recurrent states, for models that have them. A running request needs three; the "
-        "others keep snapshots in the prefix cache. When absent, the memory decides.",
-    )
-    swa_full_tokens_ratio: float | None = option(
-        None,
-        "Give sliding-window layers pages of their own, for this share of the KV pool's tokens, if "
-        "other layers attend to all tokens. When absent, all layers have the same pages.",
-    )
-    schedule_policy: str = option(
-        "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
-    )
-    enable_priority_scheduling: bool = option(
-        False, "Run requests of higher priority first, like --schedule-policy priority."
-    )
-    enable_return_hidden_states: bool = option(
-        False, "Let requests ask for hidden states (return_hidden_states)."
-    )
-    enable_return_routed_experts: bool = option(
-        False, "Let requests ask which experts computed each token (return_routed_experts)."
-    )
-    page_size: int | None = option(None, "Tokens per page of the KV pool.")
-    disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
-    kv_events_config: str | None = option(
-        None,
-        "JSON object that turns on events about the prefix cache, for routers: publisher (zmq), "
-        "endpoint, replay_endpoint, topic, ... They show the tokens of prompts.",
-        metavar="JSON",
-    )
-    disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelArgs:
     """Options about kernel implementations."""
 
@@ -385,6 +332,7 @@ class WorkerConfig:
         lora: limits on LoRA adapters; `None` if there are none.
         kv_events: where events about the prefix cache are published; `None` for nowhere.
         pp_size: number of pipeline stages, each of `tp_size` ranks.
+        host_pool_ratio: number of pages in host memory for each page of the pool; 0 for none.
     """
 
     run_folder: str
@@ -437,6 +385,7 @@ class WorkerConfig:
     max_mamba_cache_size: int | None = None
     pp_size: int = 1
     swa_full_tokens_ratio: float | None = None
+    host_pool_ratio: float = 0.0
 
     @property
     def num_ranks(self) -> int:

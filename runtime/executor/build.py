@@ -21,6 +21,7 @@ from runtime.errors import StartupError
 from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
+from runtime.executor.host_pool import host_pool
 from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
@@ -52,6 +53,7 @@ _USEFUL_SLOTS = 16
 # The options to change when memory runs out at start-up, for each part of the start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
+_OF_HOST = "--hicache-ratio or --max-total-tokens"
 _OF_ADAPTERS = "--max-loras-per-batch or --max-lora-rank"
 _OF_GRAPHS = (
     "--mem-fraction-static or --max-running-requests, or turn them off with --disable-cuda-graph"
@@ -134,6 +136,9 @@ def build_executor(
         kv = _allocate(parts, size)
     with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         runner = _build_runner(parts, kv)
+    with memory_for("the prefix cache in host memory", f"lower {_OF_HOST}", torch.device("cpu")):
+        runner.host = host_pool(config, size, kv, device)
+    with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         report("warming_up")
         _warm_up(runner, config, model.spec.vocab_size, device)
     with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):

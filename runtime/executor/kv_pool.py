@@ -96,7 +96,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
             is_windowed = size.num_window_pages > 0 and state.window is not None
             num_pages = size.num_window_pages if is_windowed else size.num_pages
             shape = (num_pages + 1, heads, size.page_size, row)
-        k = _zeros(shape, dtype, context.device)
+        k = zeros(shape, dtype, context.device)
         if isinstance(state, LatentState):
             if dtype.itemsize == 1 and context.device.type == "cuda":
                 raise StartupError(
@@ -104,7 +104,7 @@ def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[
                 )
             kv.append(KVCache(k, k))
             continue
-        v = _zeros(shape, dtype, context.device)
+        v = zeros(shape, dtype, context.device)
         kv.append(KVCache(k, v, _slots(state, size.num_state_slots, context), is_windowed))
     return kv
 
@@ -113,7 +113,7 @@ def _slots(state: LayerState, num_slots: int, context: BuildContext) -> tuple[Te
     if not isinstance(state, RecurrentState):
         return ()
     return tuple(
-        _zeros(
+        zeros(
             (num_slots + 2, *part.shape_of_rank(context.tp_size)),
             torch.float32 if part.dtype == "float32" else context.dtype,
             context.device,
@@ -122,7 +122,7 @@ def _slots(state: LayerState, num_slots: int, context: BuildContext) -> tuple[Te
     )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros; on a CPU in a memory map, which takes memory only where it is written.
 
     `torch.zeros` would write all pages of the memory. Then a pool of 10 GiB took 10 GiB at once,

@@ -60,15 +60,12 @@ _IGNORED_VALUES = """
     --constrained-json-whitespace-pattern
 """
 
-_NO_TIERS = "the KV pool has one tier, the device's memory"
-
 _REFUSED_SWITCHES = {
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
     "--enable-response-store": "stored responses are not supported yet",
     "--trust-request-chat-template": "templates sent by clients never run here",
     "--stream-output": "use --incremental-streaming-output, which makes text and ids deltas",
-    "--enable-hierarchical-cache": _NO_TIERS,
     "--enable-dp-attention": "attention is not split from the other layers",
     "--enable-eplb": "experts stay where they are loaded",
 }
@@ -79,10 +76,9 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--completion-template": ("/v1/completions applies no template", ()),
     "--tool-server": ("tools run at the client", ()),
     "--cpu-offload-gb": ("weights stay on one device", ("0",)),
-    "--hicache-ratio": (_NO_TIERS, ()),
-    "--hicache-size": (_NO_TIERS, ("0",)),
-    "--hicache-write-policy": (_NO_TIERS, ()),
-    "--hicache-storage-backend": (_NO_TIERS, ()),
+    "--hicache-size": ("use --hicache-ratio", ("0",)),
+    "--hicache-write-policy": ("evicted pages are written to host memory", ("write_back",)),
+    "--hicache-storage-backend": ("the prefix cache has two tiers, no storage", ()),
     "--base-gpu-id": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("0",)),
     "--gpu-id-step": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("1",)),
     "--disaggregation-mode": ("prefill and decode run in one server", ("null",)),

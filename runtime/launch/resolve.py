@@ -22,10 +22,10 @@ from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
     RecorderMode,
-    SchedulingArgs,
     ServerConfig,
     WorkerConfig,
 )
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.errors import InvalidRequest, StartupError
 from runtime.launch.adapters import GivenAdapters
 from runtime.launch.defaults import (
@@ -43,6 +43,7 @@ from runtime.launch.defaults import (
 from runtime.launch.hardware import Hardware
 from runtime.launch.node_options import MAX_NODES, check_nodes, check_ranks, node_link
 from runtime.launch.stage_options import check_stages
+from runtime.launch.tier_options import host_pool_ratio
 from runtime.models.quantization.registry import SAME, as_override
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -250,6 +251,7 @@ def resolve(
         max_mamba_cache_size=scheduling.max_mamba_cache_size,
         pp_size=config.parallel.pp_size,
         swa_full_tokens_ratio=scheduling.swa_full_tokens_ratio,
+        host_pool_ratio=host_pool_ratio(config, model),
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

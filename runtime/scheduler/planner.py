@@ -368,12 +368,11 @@ class Planner:
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[Chunk]) -> None:
-        if self._decodes and self._cache.is_loading(request.block_table):
-            # Streams do not wait for its pages.
-            return
         start = int(self._table.num_computed[request.row])
         num_left = int(self._table.num_tokens[request.row]) - start
-        length = budget.take(request, start, num_left)
+        # Streams do not wait for pages that come from host memory.
+        waits = self._decodes and self._cache.is_loading(request.block_table)
+        length = 0 if waits else budget.take(request, start, num_left)
         if length:
             chunks.append(self._chunk(request, length))
 

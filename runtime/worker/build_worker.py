@@ -34,6 +34,7 @@ from runtime.executor.build import (
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
+from runtime.executor.host_pool import num_host_pages
 from runtime.executor.invariance import require_invariance
 from runtime.executor.kernel_choices import choose_attention, choose_experts, rounds_products
 from runtime.executor.memory import GIB
@@ -134,7 +135,10 @@ def build_scheduler(
         window=spec.max_window,
         num_state_slots=size.num_state_slots,
         max_running=config.max_running_requests,
+        num_host_pages=num_host_pages(config, size),
     )
+    if cache.host is not None and executor.runner.host is not None:
+        cache.host.last_done = executor.runner.host.last_done
     if size.num_window_pages and spec.grouped_window is not None:
         cache.windows = WindowPages(
             size.num_window_pages,

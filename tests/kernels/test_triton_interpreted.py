@@ -38,7 +38,7 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
             "triton_kv_cases.py",
         ],
         ["triton_sampling_cases.py", "triton_gated_cases.py", "test_lora.py"],
-        ["test_causal_conv.py", "test_gated_delta.py", "test_mamba2.py"],
+        ["test_causal_conv.py", "test_gated_delta.py", "test_mamba2.py", "test_page_copy.py"],
         ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],

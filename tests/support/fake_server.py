@@ -14,10 +14,10 @@ from runtime.config.options import (
     HttpArgs,
     LoggingArgs,
     ModelArgs,
-    SchedulingArgs,
     ServerConfig,
 )
 from runtime.config.parallel_options import ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
 from runtime.processes.status import EngineStatus, ReplicaStatus

@@ -14,10 +14,10 @@ from runtime.config.options import (
     KernelArgs,
     LoggingArgs,
     ModelArgs,
-    SchedulingArgs,
     ServerConfig,
 )
 from runtime.config.parallel_options import ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.errors import StartupError
 from runtime.launch.defaults import Choices, choose_kv_cache
 from runtime.launch.hardware import (

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.config.lora_options import LoraArgs
-from runtime.config.options import KernelArgs, LoggingArgs, SchedulingArgs, ServerConfig
+from runtime.config.options import KernelArgs, LoggingArgs, ServerConfig
 from runtime.config.parallel_options import ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.errors import StartupError
 from runtime.launch.stage_options import check_stages
 from runtime.models.layers.stage import Stage

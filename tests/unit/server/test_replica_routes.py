@@ -5,7 +5,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.config.options import LoggingArgs, SchedulingArgs
+from runtime.config.options import LoggingArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from tests.support.fake_server import FakeServer
 
 

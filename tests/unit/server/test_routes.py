@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.client.weight_gate import PAUSE, UPDATE
-from runtime.config.options import LoggingArgs, SchedulingArgs
+from runtime.config.options import LoggingArgs
+from runtime.config.scheduling_options import SchedulingArgs
 from runtime.ipc.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer, scrape
 from tests.support.waiting import until_in_loop

@@ -1,0 +1,39 @@
+"""What cannot go with a prefix cache in host memory (`--enable-hierarchical-cache`)."""
+
+from __future__ import annotations
+
+import math
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
+
+
+def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
+    """Return `WorkerConfig.host_pool_ratio`.
+
+    Raises:
+        StartupError: the ratio is out of bounds, or pages alone are not what a request goes on
+            from; the message is one line.
+    """
+    scheduling = config.scheduling
+    ratio = scheduling.hicache_ratio
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise StartupError(f"--hicache-ratio must be a number above 0, got {ratio:g}.")
+    if not scheduling.enable_hierarchical_cache:
+        return 0.0
+    refused = {
+        "omit --disable-radix-cache; it is the prefix cache that has two tiers": (
+            scheduling.disable_radix_cache
+        ),
+        "embedding and scoring models have no prefix cache": not model.keeps_state,
+        "recurrent states are not kept in host memory": model.is_recurrent,
+        "omit --swa-full-tokens-ratio; window pages are not kept in host memory": (
+            scheduling.swa_full_tokens_ratio is not None
+        ),
+        "omit --pp-size; it is not checked over stages": config.parallel.pp_size > 1,
+    }
+    for why, applies in refused.items():
+        if applies:
+            raise StartupError(f"--enable-hierarchical-cache: {why}.")
+    return ratio

@@ -1,0 +1,51 @@
+"""What cannot go with a prefix cache in host memory is one line at the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config.options import ServerConfig
+from runtime.config.parallel_options import ParallelArgs
+from runtime.config.scheduling_options import SchedulingArgs
+from runtime.errors import StartupError
+from runtime.launch.tier_options import host_pool_ratio
+from runtime.models.registry import read_model_spec
+from tests.support.fake_checkpoint import write_config
+from tests.support.fake_engine import fake_model_config
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "config", "why"),
+    [
+        ({"hicache_ratio": 0.0}, {}, "--hicache-ratio must be a number above 0, got 0"),
+        ({"hicache_ratio": float("inf")}, {}, "--hicache-ratio must be a number above 0, got inf"),
+        ({"disable_radix_cache": True}, {}, "omit --disable-radix-cache"),
+        ({"swa_full_tokens_ratio": 0.5}, {}, "omit --swa-full-tokens-ratio"),
+        ({}, {"parallel": ParallelArgs(pp_size=2)}, "omit --pp-size"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    scheduling: dict[str, Any], config: dict[str, Any], why: str
+) -> None:
+    model = fake_model_config()
+    args = SchedulingArgs(enable_hierarchical_cache=True, **scheduling)
+    with pytest.raises(StartupError, match=why):
+        host_pool_ratio(ServerConfig(scheduling=args, **config), model)
+
+
+def test_models_without_pages_alone(tmp_path: Path) -> None:
+    on = ServerConfig(scheduling=SchedulingArgs(enable_hierarchical_cache=True))
+    model = fake_model_config()
+    hybrid = write_config(tmp_path, architectures=["Qwen3NextForCausalLM"], num_hidden_layers=4)
+    for refused, why in (
+        (replace(model, gives="vectors"), "embedding and scoring models"),
+        (read_model_spec(hybrid), "recurrent states are not kept"),
+    ):
+        with pytest.raises(StartupError, match=f"--enable-hierarchical-cache: {why}"):
+            host_pool_ratio(on, refused)
+        assert host_pool_ratio(ServerConfig(), refused) == 0
+    assert host_pool_ratio(on, model) == 2.0
