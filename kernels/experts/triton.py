@@ -35,7 +35,7 @@ _BLOCK = 1024
 # Each expert's program of `sort_kernel` reads all rows. From this product of rows and experts on, a
 # sort takes less time: on an H200, 512 experts and 81,920 rows took the kernel 813 microseconds,
 # and the launches of the sort take 600 on the host.
-_MANY_READS = 2**25
+MANY_READS = 2**25
 
 
 # Tiles by the average number of tokens per expert, as an upper bound; chosen on an H200. With few
@@ -78,13 +78,16 @@ def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
-def sort_by_expert(ids: Tensor, num_experts: int, size: int) -> tuple[Tensor, Tensor]:
+def sort_by_expert(
+    ids: Tensor, num_experts: int, size: int, many_reads: int = MANY_READS
+) -> tuple[Tensor, Tensor]:
     """List rows by expert, in ascending order, each expert's padded to blocks of `size`.
 
     Args:
         ids: `[num_rows]` int64, each row's expert. Rows of `num_experts` are not listed.
         num_experts: number of experts.
         size: rows of a block.
+        many_reads: product of rows and experts from which on the rows are sorted.
 
     Returns:
         `order` and `block_expert` of `SortedProduct`, new.
@@ -93,7 +96,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, size: int) -> tuple[Tensor, Te
     num_blocks = most_blocks(num_rows, num_experts, size)
     order = torch.empty(num_blocks * size, dtype=torch.int32, device=ids.device)
     block_expert = torch.empty(num_blocks, dtype=torch.int32, device=ids.device)
-    if num_rows * num_experts >= _MANY_READS:
+    if num_rows * num_experts >= many_reads:
         _sort_many(ids, num_experts, size, order, block_expert)
         return order, block_expert
     sort_kernel[(num_experts,)](
