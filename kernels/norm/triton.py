@@ -58,7 +58,7 @@ def _rms_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _narrow_rms_norm_kernel(
+def narrow_rms_norm_kernel(
     x_ptr,
     weight_ptr,
     out_ptr,
@@ -70,6 +70,7 @@ def _narrow_rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Norm `ROWS` narrow rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0)
@@ -150,7 +151,7 @@ def _run(
         return out
     if residual is None and block <= _NARROW:
         rows = _ELEMENTS // block
-        _narrow_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        narrow_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
             x,
             weight,
             out,

@@ -343,7 +343,7 @@ def dependent() -> Iterator[Kernel]:
     constants |= {"HEADS": 32, "COLUMNS": 32, "STAGES": 2}
     yield "gated delta, chunks", gated_delta_chunks.chunks_kernel, constants, 4
     constants = {"ZERO_CENTERED": True, "ROWS": 16, "BLOCK": 128, "PDL": True}
-    yield "norm of heads", norm._narrow_rms_norm_kernel, constants, 4
+    yield "norm of heads", norm.narrow_rms_norm_kernel, constants, 4
     constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
     yield "activation", activation._act_and_mul_kernel, constants, 4
     constants = {
