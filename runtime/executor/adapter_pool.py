@@ -139,6 +139,9 @@ class AdapterPool:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for matrix in adapter.matrices:
+                    if matrix.weight.target.rpartition(".")[0] not in self._places:
+                        # The layer is in another pipeline stage.
+                        continue
                     a = tensors.get_tensor(matrix.a.name)
                     b = tensors.get_tensor(matrix.b.name)
                     self._put(rows, matrix, a, b)

@@ -25,14 +25,8 @@ def check_stages(config: ServerConfig, model: ModelSpec) -> None:
         "layers that keep another state than their own pages are not cut into stages": not all(
             isinstance(state, PagedState) for state in model.layer_states
         ),
-        "omit --enable-lora and --lora-paths; adapters need all layers in one stage": (
-            config.lora.enable_lora or bool(config.lora.lora_paths)
-        ),
         "omit --swa-full-tokens-ratio; layers of one stage have the same pages": (
             config.scheduling.swa_full_tokens_ratio is not None
-        ),
-        "omit --enable-deterministic-inference; it is not checked over stages": (
-            config.kernels.enable_deterministic_inference
         ),
         "experts are recorded only without stages; omit the options that record them": (
             config.logging.expert_distribution_recorder_mode is not None

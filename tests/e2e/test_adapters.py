@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from headrace.trainer import adapter_body
 from tests.support.adapters import ATTENTION, make_adapter, merged_model, write_adapter
@@ -316,12 +316,12 @@ def test_loading_and_unloading_under_load(server, folders, expected):
     assert resident_kib(server) < before + 8 * 1024
 
 
-@pytest.mark.parametrize("model", ["qwen2_moe"])
-def test_two_ranks(model, tmp_path):
+@pytest.mark.parametrize(("model", "ranks"), [("qwen2_moe", "--tp-size"), ("llama", "--pp-size")])
+def test_two_ranks(model, ranks, tmp_path):
     """Each rank has its part of the adapters; of a mixture, those of attention."""
     folders = [make_adapter(tmp_path / str(r), tiny_model(model), r, r, ATTENTION) for r in (4, 8)]
     with ServerProcess(
-        *("--model-path", str(tiny_model(model)), "--tp-size", "2", "--num-threads", "1"),
+        *("--model-path", str(tiny_model(model)), ranks, "2", "--num-threads", "1"),
         *("--lora-paths", *(f"{folder.name}={folder}" for folder in folders)),
     ).wait_ready() as served:
         sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
@@ -333,3 +333,15 @@ def test_two_ranks(model, tmp_path):
                 torch.tensor([PROMPT]), max_new_tokens=8, do_sample=False, eos_token_id=-1
             )
             assert answer["output_ids"] == ids[0, len(PROMPT) :].tolist()
+        # One rank refuses it: the first layer is in one stage.
+        wrong = make_adapter(tmp_path / "wrong", tiny_model(model), 4, 9, ("q_proj",))
+        tensors = load_file(wrong / "adapter_model.safetensors")
+        name = min(name for name in tensors if ".layers.0." in name)
+        tensors[name][0, 0] = torch.nan
+        save_file(tensors, wrong / "adapter_model.safetensors")
+        for _ in range(2):
+            refused = post(served, "/load_lora_adapter", lora_name="w", lora_path=str(wrong))
+            assert refused.status_code == 400
+            assert "NaN or infinite" in refused.text
+        again = post(served, "/generate", **body, sampling_params=sampling).json()
+        assert [each["output_ids"] for each in again] == [each["output_ids"] for each in answers]

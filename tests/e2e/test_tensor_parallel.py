@@ -50,9 +50,10 @@ def test_ranks_give_the_tokens_of_one_process(
         assert numbers == pytest.approx(wanted_numbers, abs=1e-3)
 
 
-def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None:
+@pytest.mark.parametrize("ranks", ["--tp-size", pytest.param("--pp-size", marks=pytest.mark.slow)])
+def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together(ranks: str) -> None:
     """Sums over ranks too, through HTTP: log-probabilities are compared to the last digit."""
-    options = ("--tp-size", "2", "--enable-deterministic-inference", "--dtype", "bfloat16")
+    options = (ranks, "2", "--enable-deterministic-inference", "--dtype", "bfloat16")
     with ServerProcess("--model-path", str(tiny_model("llama")), *options, *OPTIONS) as server:
         server.wait_ready()
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config.lora_options import LoraArgs
-from runtime.config.options import KernelArgs, LoggingArgs, ServerConfig
+from runtime.config.options import LoggingArgs, ServerConfig
 from runtime.config.parallel_options import ParallelArgs
 from runtime.config.scheduling_options import SchedulingArgs
 from runtime.errors import StartupError
@@ -26,8 +25,6 @@ TWO = ParallelArgs(pp_size=2)
     ("options", "why"),
     [
         ({"parallel": ParallelArgs(pp_size=99)}, "--pp-size 99: the model has"),
-        ({"lora": LoraArgs(enable_lora=True)}, "omit --enable-lora"),
-        ({"kernels": KernelArgs(enable_deterministic_inference=True)}, "deterministic"),
         ({"scheduling": SchedulingArgs(swa_full_tokens_ratio=0.5)}, "omit --swa-full-tokens"),
         ({"scheduling": SchedulingArgs(enable_return_routed_experts=True)}, "experts are recorded"),
         ({"logging": LoggingArgs(expert_distribution_recorder_mode="stat")}, "experts are rec"),
