@@ -279,7 +279,7 @@ class CodedExperts(SortedExperts):
         Raises:
             ValueError: always; see `replace`.
         """
-        raise ValueError("experts in codes are packed anew")
+        raise ValueError("floats cannot replace experts in codes; use `replace`")
 
     def replace(self, other: CodedExperts) -> bool:
         """Copy the codes of `other` into our memory; return false if their form differs."""

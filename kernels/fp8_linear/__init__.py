@@ -151,7 +151,7 @@ class RoundedLinear(PackedLinear):
         Raises:
             ValueError: always.
         """
-        raise ValueError("a matrix in fp8 is packed anew")
+        raise ValueError("floats cannot replace a matrix in fp8; pack it again")
 
 
 class IntegerLinear(PackedLinear):
@@ -200,4 +200,4 @@ class IntegerLinear(PackedLinear):
         Raises:
             ValueError: always.
         """
-        raise ValueError("a matrix in int8 is packed anew")
+        raise ValueError("floats cannot replace a matrix in int8; pack it again")

@@ -383,7 +383,7 @@ class Fp8Linear(PackedLinear):
         Raises:
             ValueError: always; see `replace`.
         """
-        raise ValueError("a matrix in fp8 takes codes and scales")
+        raise ValueError("floats cannot replace a matrix in fp8; use `replace`")
 
     def replace(self, other: "Fp8Linear") -> bool:
         """Copy the tensors of `other` into our memory; return false if its form differs."""

@@ -197,7 +197,7 @@ class GroupedLinear(PackedLinear):
         Raises:
             ValueError: always; see `replace`.
         """
-        raise ValueError("a matrix in codes is packed anew")
+        raise ValueError("floats cannot replace a matrix in codes; use `replace`")
 
 
 class GroupLinearKernels(Protocol):

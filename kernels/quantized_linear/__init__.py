@@ -147,7 +147,7 @@ class QuantizedLinear(PackedLinear):
         Raises:
             ValueError: always; see `repack_stored`.
         """
-        raise ValueError("a quantized weight is replaced by matrices of its stored forms")
+        raise ValueError("floats cannot replace stored forms; use `repack_stored`")
 
     def check_same(self, parts: Sequence[StoredMatrix]) -> None:
         """Check that `parts` may replace the present matrices.

@@ -329,7 +329,7 @@ def encode(weight: Tensor, form: str, *, searches: bool = False) -> StoredMatrix
             its blocks.
     """
     if form not in ENCODED_FORMS:
-        raise ValueError(f"{form!r} is not among the forms to round to: {', '.join(ENCODED_FORMS)}")
+        raise ValueError(f"{form!r} is not among the forms to encode: {', '.join(ENCODED_FORMS)}")
     layout = find_form(form)
     out_features, in_features = weight.shape
     width = layout.row_bytes(in_features)

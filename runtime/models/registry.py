@@ -203,9 +203,7 @@ def read_model_spec(
         )
     elif spec.gives == "tokens" and is_embedding:
         if not family.texts:
-            raise StartupError(
-                f"--is-embedding: {spec.architecture} is served for what it generates only."
-            )
+            raise StartupError(f"--is-embedding: {spec.architecture} can only generate text here.")
         spec = replace(spec, gives="vectors", pooling=Pooling("last"))
     if spec.vision is not None:
         return replace(spec, vision=read_preprocessor(folder, spec.vision))

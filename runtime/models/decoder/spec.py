@@ -358,7 +358,9 @@ def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
     known = ("full_attention", "sliding_attention")
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in known for kind in kinds):
-        raise config.error("layer_types", f"{num_layers} of full_attention or sliding_attention")
+        raise config.error(
+            "layer_types", f"{num_layers} entries, each full_attention or sliding_attention"
+        )
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
@@ -390,7 +392,7 @@ def _head_dim(config: Keys, traits: DecoderTraits, hidden_size: int, num_heads: 
         return hidden_size // num_heads
     head_dim = config.integer("head_dim", MAX_HEAD_DIM, traits.head_dim, low=2)
     if head_dim % 2:
-        raise config.error("head_dim", "an even number: halves of a head rotate together")
+        raise config.error("head_dim", "an even number, for two halves of a head")
     return head_dim
 
 

@@ -75,14 +75,14 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_bidirectional_attention", False):
-        raise config.error("use_bidirectional_attention", "false where text is generated")
+        raise config.error("use_bidirectional_attention", "false for a model that generates text")
     for key, only in _ONLY.items():
         if config.values.get(key) not in (None, only):
             raise config.error(key, json.dumps(only))
     fields = decoder_fields(config, generation, TRAITS)
     windowed_layers = read_window_pattern(config, fields["num_layers"], 6)
     if windowed_layers and fields["sliding_window"] is None:
-        raise config.error("sliding_window", "the keys that a query of a windowed layer sees")
+        raise config.error("sliding_window", "the number of keys that a query sees")
     parameters = config.mapping("rope_parameters")
     if parameters and not all(isinstance(parameters.get(of), dict) for of in (_FULL, _WINDOWED)):
         raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")

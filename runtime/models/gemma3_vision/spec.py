@@ -88,7 +88,8 @@ def _read_vision(config: Keys, vocab_size: int) -> SiglipVision:
     tokens_per_side = isqrt(num_tokens)
     if tokens_per_side**2 != num_tokens or patches_per_side % tokens_per_side:
         raise config.error(
-            "mm_tokens_per_image", f"the square of a divisor of {patches_per_side}, a row's patches"
+            "mm_tokens_per_image",
+            f"the square of a divisor of {patches_per_side}, the patches in a row",
         )
     token_id = config.integer("image_token_index", MAX_VOCAB, 262_144, low=0)
     if token_id >= vocab_size:

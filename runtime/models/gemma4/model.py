@@ -270,8 +270,8 @@ class Gemma4Decoder(Decoder):
         assert isinstance(spec, Gemma4Spec), "another family's spec"
         if spec.input_size and context.stage.count > 1:
             raise StartupError(
-                f"--pp-size {context.stage.count}: layers with embeddings of their own are not cut "
-                "into stages."
+                f"--pp-size {context.stage.count}: layers with embeddings of their own cannot "
+                "be divided into stages."
             )
         self.inputs = ModelInputs(spec, context) if spec.input_size else None
 

@@ -174,13 +174,15 @@ def read(config: Keys, generation: Keys) -> Gemma4Spec:
     # As in `transformers`, the last layer never has a window, whatever the file says.
     fields["windowed_layers"] = windowed - {num_layers - 1}
     if fields["sliding_window"] is None:
-        raise config.error("sliding_window", "the keys that a query of a windowed layer sees")
+        raise config.error("sliding_window", "the number of keys that a query sees")
     readers = config.integer("num_kv_shared_layers", num_layers - 1, 0, low=0)
     own = range(num_layers - readers)
     if readers and len({i in fields["windowed_layers"] for i in own}) < len(
         {i in fields["windowed_layers"] for i in range(num_layers)}
     ):
-        raise config.error("num_kv_shared_layers", "fewer: layers of each kind keep their keys")
+        raise config.error(
+            "num_kv_shared_layers", "smaller: some layer of each kind must keep keys"
+        )
     ropes = config.mapping("rope_parameters") or _ROPES
     if not all(isinstance(ropes.get(kind), dict) for kind in (_FULL, _WINDOWED)):
         raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")
@@ -254,7 +256,7 @@ def _global_heads(config: Keys, fields: dict[str, int]) -> tuple[int, int]:
 def _even(keys: Keys, key: str, default: int) -> int:
     size = keys.integer(key, MAX_HEAD_DIM, default, low=2)
     if size % 2:
-        raise keys.error(key, "an even number: halves of a head rotate together")
+        raise keys.error(key, "an even number, for two halves of a head")
     return size
 
 

@@ -166,5 +166,5 @@ def _mamba_layers(config: Keys, num_layers: int) -> frozenset[int]:
         return frozenset(range(num_layers))
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in (*_MAMBA, *_FULL) for kind in kinds):
-        raise config.error("layer_types", f"{num_layers} of mamba or attention")
+        raise config.error("layer_types", f"{num_layers} entries, each mamba or attention")
     return frozenset(i for i, kind in enumerate(kinds) if kind in _MAMBA)

@@ -68,7 +68,7 @@ class Matrix(ABC):
         Raises:
             NotImplementedError: this kind of matrix cannot hold embeddings.
         """
-        raise NotImplementedError("this matrix is not kept for embeddings")
+        raise NotImplementedError("this kind of matrix cannot hold embeddings")
 
     def head(self, rows: slice) -> PackedLinear:
         """Return the product with `rows` of a packed embedding matrix.
@@ -76,7 +76,7 @@ class Matrix(ABC):
         Raises:
             NotImplementedError: this kind of matrix cannot hold embeddings.
         """
-        raise NotImplementedError("this matrix is not kept for embeddings")
+        raise NotImplementedError("this kind of matrix cannot hold embeddings")
 
     @abstractmethod
     def release(self) -> None:

@@ -117,5 +117,5 @@ def _conv_layers(config: Keys, num_layers: int) -> frozenset[int]:
     known = (_CONV, _FULL)
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in known for kind in kinds):
-        raise config.error("layer_types", f"{num_layers} of {_CONV} or {_FULL}")
+        raise config.error("layer_types", f"{num_layers} entries, each {_CONV} or {_FULL}")
     return frozenset(i for i, kind in enumerate(kinds[:MAX_LAYERS]) if kind == _CONV)

@@ -103,7 +103,7 @@ def read_modules(path: Path, words: Mapping[str, Any], *keys: str) -> Modules:
         try:
             return Modules(tuple(value))
         except re.error as error:
-            raise StartupError(f"{path}: {key!r} is no expression: {error}") from error
+            raise StartupError(f"{path}: {key!r} is not a regular expression: {error}") from error
     return Modules()
 
 

@@ -89,7 +89,7 @@ def read(config: Keys, generation: Keys) -> Qwen2_5_VLSpec:
     cell = of_tower["patch_size"] * of_tower["merge_size"]
     window = vision_config.integer("window_size", MAX_WIDTH)
     if window < cell:
-        raise vision_config.error("window_size", f"at least {cell}, the pixels of a vector")
+        raise vision_config.error("window_size", f"at least {cell}, the pixels of one vector")
     vision = Qwen2_5_VLVision(
         **of_tower,
         window=window // cell,

@@ -116,5 +116,5 @@ def _delta_layers(config: Keys, num_layers: int) -> frozenset[int]:
     known = (_LINEAR, _FULL)
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in known for kind in kinds):
-        raise config.error("layer_types", f"{num_layers} of {_LINEAR} or {_FULL}")
+        raise config.error("layer_types", f"{num_layers} entries, each {_LINEAR} or {_FULL}")
     return frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)

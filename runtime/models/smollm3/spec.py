@@ -30,5 +30,5 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         rotates = [int((i + 1) % interval != 0) for i in range(spec.num_layers)]
     # In `no_rope_layers`, 1 means that the layer does rotate.
     if not isinstance(rotates, list) or len(rotates) != spec.num_layers:
-        raise config.error("no_rope_layers", f"{spec.num_layers} of 0 or 1")
+        raise config.error("no_rope_layers", f"{spec.num_layers} entries, each 0 or 1")
     return replace(spec, unrotated_layers=frozenset(i for i, one in enumerate(rotates) if not one))

@@ -353,7 +353,7 @@ def _lay_out_experts(layout: Layout, architecture: str, name: str, module: Any) 
     both = layout.conversions.sources(f"{name}.gate_up_proj")
     down = layout.conversions.sources(f"{name}.down_proj")
     if not is_plain or len(both) != 2 or len(down) != 1:
-        raise refused(architecture, "its experts are of a kind of their own")
+        raise refused(architecture, "its experts have a form that is not supported")
     num_experts, hidden_size, inner_size = module.down_proj.shape
     layout.experts[name] = StackedExperts(
         name, num_experts, hidden_size, inner_size, both[0], both[1], down[0]

@@ -173,7 +173,7 @@ def _ask(architecture: str, values: Mapping[str, Any]) -> Description:
 
 @cache
 def _answer(architecture: str, values: bytes) -> Description:
-    logger.info("Asking transformers what %s is", architecture)
+    logger.info("Asking transformers to describe %s", architecture)
     question = msgspec.json.encode(Question(architecture, msgspec.Raw(values)))
     try:
         done = subprocess.run(

@@ -195,7 +195,7 @@ class _Trace:
         self._step()
         self._find_layers()
         if not _Watched.num_uses:
-            raise self.refused("it counts positions itself")
+            raise self.refused("it computes the positions of tokens itself")
         self._try_one_layer()
         # From here on the model makes no masks: our kernels know which keys a query sees.
         model.config._attn_implementation = SERVING
@@ -318,13 +318,13 @@ class _Trace:
         name = self.names[module]
         is_causal = options.pop("is_causal", None)
         if getattr(module, "is_causal", True) is False or is_causal is False:
-            raise self.refused("its tokens see later ones")
+            raise self.refused("its tokens see later tokens")
         window = options.pop("sliding_window", None)
         if mask is not None:
             if id(mask) not in self.windows:
-                raise self.refused("it has a mask or positions of its own kind")
+                raise self.refused("its mask or its positions have a form that is not supported")
             if self.windows[id(mask)] not in (None, window):
-                raise self.refused("its attention does not tell the window that its mask has")
+                raise self.refused("its attention does not state the window that its mask has")
         sinks = options.pop("s_aux", None)
         scale = options.pop("scaling", None)
         softcap = options.pop("softcap", None)

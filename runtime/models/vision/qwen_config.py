@@ -138,7 +138,7 @@ def read_sections(text: Keys, default: Sequence[int], rotary_dim: int) -> tuple[
         found = text.mapping(key).get("mrope_section") or found
     keys, half = Keys(text.source, {"mrope_section": found}), rotary_dim // 2
     if not isinstance(found, list | tuple) or len(found) != 3 or sum(map(_count, found)) != half:
-        raise keys.error("mrope_section", f"3 numbers that make {half}, half a head")
+        raise keys.error("mrope_section", f"3 numbers that make {half}, half of a head")
     time, row, column = found
     return time, row, column
 

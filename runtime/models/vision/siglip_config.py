@@ -69,7 +69,7 @@ def siglip_fields(vision: Keys) -> dict[str, Any]:
     patch_size = vision.integer("patch_size", MAX_SIDE)
     side = vision.integer("image_size", MAX_SIDE)
     if side % patch_size:
-        raise vision.error("image_size", f"a multiple of the patches' {patch_size}")
+        raise vision.error("image_size", f"a multiple of the patch size {patch_size}")
     return {
         "depth": vision.integer("num_hidden_layers", MAX_LAYERS),
         "width": width,

@@ -193,7 +193,7 @@ def _read_fp8(words: _Words) -> Fp8Quantization:
         scheme = Fp8Scheme((0, 0), is_static=activations == "static")
     else:
         if activations == "static":
-            raise words.refused("a static scale of activations beside blocks")
+            raise words.refused("a static scale of activations together with blocks")
         block = words.block(size)
         scheme = Fp8Scheme(block, group=block[1], scale="weight_scale_inv")
     return Fp8Quantization((Fp8Group(scheme),), ignored)

@@ -85,7 +85,7 @@ def read(path: Path, words: Mapping[str, Any]) -> GgufQuantization:  # noqa: ARG
         StartupError: the file is not a GGUF file; the message is one line.
     """
     if not is_gguf(path):
-        raise StartupError(f"{path}: quant_method 'gguf' is that of GGUF files; name the file")
+        raise StartupError(f"{path}: quant_method 'gguf' is for GGUF files; name the file")
     return GgufQuantization(
         {
             name: info.dtype
