@@ -19,14 +19,14 @@ from triton.compiler import ASTSource
 HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "cache_ptr"),
     *("residual_ptr", "memory_ptr", "product_ptr", "further_ptr", "qkv_ptr", "k_cache_ptr"),
-    *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr", "gates_ptr"),
+    *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr", "gates_ptr", "xbc_ptr", "dt_ptr"),
     *("gate_ptr", "targets_ptr", "readers_ptr", "queries_ptr", "keys_ptr", "alike_ptr"),
 }
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
     *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
     *("block_max_ptr", "weights_ptr", "scale_ptr", "x_scale_ptr", "static_ptr"),
-    *("made_ptr", "decay_ptr", "dt_bias_ptr", "fades_ptr"),
+    *("made_ptr", "decay_ptr", "dt_bias_ptr", "fades_ptr", "heads_ptr"),
 }
 CODES = {"code_ptr", "x_code_ptr"}
 SHORTS = {"plane_ptr"}
