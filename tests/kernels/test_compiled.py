@@ -93,6 +93,7 @@ MAY_BE_READ = {
     "_rms_norm_kernel": {"weight_ptr"},
     "_layer_norm_kernel": {"weight_ptr"},
     "_norm_kernel": {"weight_ptr"},
+    "narrow_rms_norm_kernel": {"weight_ptr"},
     "expand_kernel": {"tiles_ptr"},
     "expand_few_kernel": {"tiles_ptr"},
 }
