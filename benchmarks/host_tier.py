@@ -1,18 +1,21 @@
-"""Conversations that do not fit into the KV pool: host memory, computing again, a pool for all.
+"""Measures what host memory saves for conversations that do not fit into the KV cache.
 
     python -m benchmarks.host_tier
     python -m benchmarks.host_tier --device cuda --shape 8b --conversations 200 --tokens 2500
         --share 0.2 --streams 16
 
-Random weights of a shape; the worker runs in this process. Each conversation is asked in turn, and
-later goes on with a few tokens. Streams generate meanwhile. Three servers get the same requests:
+The weights of a shape are random, and the worker runs in this process. Each conversation has a
+first turn, and later a second turn of a few tokens. Streams generate text meanwhile. Three servers
+get the same requests:
 
-- `fits`: the pool has room for all conversations;
-- `host`: it has room for a share of them, and host memory for all (`--enable-hierarchical-cache`);
-- `computed`: it has room for that share alone, so most prompts are computed again.
+- `fits`: the KV cache has room for all conversations;
+- `host`: the KV cache has room for a share of them, and host memory for all
+  (`--enable-hierarchical-cache`);
+- `computed`: the KV cache has room for the same share, without host memory, so most prompts are
+  computed again.
 
-Reported are the times to the first token of the turns that go on, and the streams' tokens a second
-from the first of these turns to the last, and when the streams run alone.
+The report has the times to the first token of the second turns. It also has the streams' tokens per
+second, from the first of these turns to the last, and when the streams run alone.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class Run:
         self._next_id = args.streams + 1
 
     def measure(self) -> dict[str, Any]:
-        """Return the times and rates of this server."""
+        """Return the times and the rates of this server."""
         engine, args = self.engine, self._args
         for index, history in enumerate(self._histories):
             self._histories[index] = history + self._ask(history)[1]
@@ -87,7 +90,7 @@ class Run:
         }
 
     def _go_on(self) -> list[tuple[float, float]]:
-        """Return the time to the first token and the found share of the prompt of each turn."""
+        """Run the second turns; return each one's time to the first token and cached share."""
         turns = []
         for added in self._added:
             for index, history in enumerate(self._histories):
@@ -95,7 +98,7 @@ class Run:
                 ttft, answer = self._ask(prompt)
                 turns.append((ttft, self.engine.cached[self._next_id - 1] / len(prompt)))
                 self._histories[index] = prompt + answer
-                # Clients need time for their next turn.
+                # A client needs some time before its next turn.
                 for _ in range(self._args.steps_between):
                     self.engine.scheduler.step()
         return turns
@@ -118,7 +121,7 @@ class Run:
         return [n for i in streams if (n := len(self.engine.tokens.get(i, [])))]
 
     def _rate(self, work: Any) -> float:
-        """Return the streams' tokens a second during `work`."""
+        """Return the streams' tokens per second while `work` runs."""
         before, started = sum(self._streamed()), time.perf_counter()
         work()
         return (sum(self._streamed()) - before) / (time.perf_counter() - started)

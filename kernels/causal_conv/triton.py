@@ -11,8 +11,8 @@ from torch import Tensor
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 _MAX_BLOCK = 1024
-# From this many rows on, a program computes this many rows and channels: programs of one row would
-# spend their time on the row's addresses.
+# From `_MANY_ROWS` rows on, a program computes `_LARGE_TILE` rows and channels. Programs of one row
+# would spend most of their time on the row's addresses.
 _MANY_ROWS = 512
 _LARGE_TILE = 16, 128
 

@@ -118,7 +118,7 @@ def gated_delta(
         places: bounds of the sequences, and slots of their states.
         shape: sizes of heads.
         invariant: whether the bits of the result must not depend on where a sequence was cut into
-            steps. Tokens are then computed one after the other. Without it, a GPU computes the
+            steps. If true, tokens are computed one after the other. If false, a GPU computes the
             tokens of a prompt in chunks.
 
     Returns:

@@ -2,14 +2,18 @@
 
 Within a chunk of tokens, let `G_i` be the sum of the logarithms of the decays up to token `i`. The
 change `u_i` that token `i` makes to the matrix `S` depends on the changes before it:
-`u_i = b_i (v_i - exp(G_i) S^T k_i - sum over j < i of exp(G_i - G_j) (k_i . k_j) u_j)`.
-So the changes of a chunk solve a triangular system of equations, whose matrix `M` depends on keys
-and gates alone. They are `inverse(M) (b v) - inverse(M) (b exp(G) k) S`. `prepare_kernel` computes
-both products and everything else that does not depend on `S`, for all chunks at once.
-`chunks_kernel` then goes through the chunks of a sequence with four matrix products for each.
 
-Source: Yang, Wang, Zhang, Shen and Kim, "Parallelizing Linear Transformers with the Delta Rule over
-Sequence Length", 2024; the decay as in Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024.
+    u_i = b_i (v_i - exp(G_i) S^T k_i - sum over j < i of exp(G_i - G_j) (k_i . k_j) u_j)
+
+The changes of a chunk therefore solve a triangular system of equations, whose matrix `M` depends on
+keys and gates alone. They are `inverse(M) (b v) - inverse(M) (b exp(G) k) S`. `prepare_kernel`
+computes both products and everything else that does not depend on `S`, for all chunks at once.
+`chunks_kernel` then processes the chunks of a sequence in order, with four matrix products for
+each.
+
+Sources: Yang, Wang, Zhang, Shen and Kim, "Parallelizing Linear Transformers with the Delta Rule
+over Sequence Length", 2024; for the decay, Yang, Kautz and Hatamizadeh, "Gated Delta Networks",
+2024.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -29,19 +33,21 @@ from kernels.triton_support.launch import launch_options, start_next, wait_for_i
 
 
 class Prepared(NamedTuple):
-    """What `prepare_kernel` writes for each token and value head.
+    """The results of `prepare_kernel` for each token and value head.
 
-    All tensors but the last are in bfloat16 for inputs in bfloat16, otherwise in float32.
+    All tensors except `fades` are bfloat16 for inputs in bfloat16, and float32 otherwise.
 
     Attributes:
-        targets: `[num_tokens, num_heads, value_dim]`, the changes for a matrix of zeros.
-        readers: `[num_tokens, num_heads, key_dim]`, what multiplies the matrix ahead of the chunk;
-            the product is subtracted from `targets`.
-        queries: `[num_tokens, num_heads, key_dim]`, queries times the decay since the chunk began.
-        keys: `[num_tokens, num_heads, key_dim]`, keys times the decay until the chunk ends.
+        targets: `[num_tokens, num_heads, value_dim]`, the changes if the matrix were zero.
+        readers: `[num_tokens, num_heads, key_dim]`. Their product with the matrix before the chunk
+            is subtracted from `targets`.
+        queries: `[num_tokens, num_heads, key_dim]`, queries times the decay since the start of the
+            chunk.
+        keys: `[num_tokens, num_heads, key_dim]`, keys times the decay until the end of the chunk.
         alike: `[num_tokens, num_heads, CHUNK]`, products of a query with the chunk's keys up to its
-            own, times the decay between them.
-        fades: `[num_tokens, num_heads]` float32, at a chunk's first token the decay of the chunk.
+            own, times the decay between the two tokens.
+        fades: `[num_tokens, num_heads]` float32, the decay of the whole chunk, at the chunk's first
+            token.
     """
 
     targets: Tensor
@@ -52,15 +58,15 @@ class Prepared(NamedTuple):
     fades: Tensor
 
 
-# Tokens of a chunk. The code of `_inverse` doubles a block until it has this size.
+# Number of tokens of a chunk. `_inverse` doubles the size of blocks until it reaches this number.
 CHUNK = 64
 # Columns of a head's matrix that a program of `chunks_kernel` computes.
 _COLUMNS = 32
-# Smaller heads are computed by token. On an H200 with Triton 3.6, the kernels for keys of 16
-# elements in bfloat16 accessed memory illegally. Heads of 40 to 128 elements were right.
+# Smaller heads are computed token by token. On an H200 with Triton 3.6, the kernels for keys of 16
+# elements in bfloat16 made illegal memory accesses. Heads of 40 to 128 elements were correct.
 _SMALLEST_HEAD = 32
-# A chunk takes as long as a few single tokens. Steps whose sequences are shorter on average are
-# computed by token.
+# A chunk takes as long as a few single tokens. If the sequences of a step are shorter than this on
+# average, they are computed token by token.
 _SHORTEST = 8
 
 
@@ -76,7 +82,7 @@ def _gates(gates_ptr, tokens, gate_stride, has_token, decay, dt_bias, GATE_SPAN:
     gate = gates_ptr + tokens * gate_stride
     strength = tl.sigmoid(tl.load(gate, mask=has_token, other=0.0).to(tl.float32))
     time = tl.load(gate + GATE_SPAN, mask=has_token, other=0.0).to(tl.float32) + dt_bias
-    # The larger exponent is never taken.
+    # `exp` gets arguments of at most 20, so that it does not overflow.
     soft = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
     return tl.where(has_token, strength, 0.0), tl.where(has_token, decay * soft, 0.0)
 
@@ -85,7 +91,8 @@ def _gates(gates_ptr, tokens, gate_stride, has_token, decay, dt_bias, GATE_SPAN:
 def _between(change, CHUNK: tl.constexpr):
     """Sum `change` over the tokens after `j` up to `i`: `[CHUNK, CHUNK]`, 0 where `j >= i`.
 
-    The difference of two sums from the chunk's start would lose digits after a strong decay.
+    The difference of two sums from the start of the chunk would lose precision after a strong
+    decay.
     """
     rows = tl.arange(0, CHUNK)
     after = tl.where(rows[:, None] > rows[None, :], change[:, None], 0.0)
@@ -96,9 +103,9 @@ def _between(change, CHUNK: tl.constexpr):
 def _inverse(below, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Invert the identity plus `below`, which is zero on the diagonal and above it.
 
-    The inverses of two neighboring blocks on the diagonal and the block below them give the inverse
-    of the block of twice the size. No power of `below` is computed: these grow without bound if
-    keys are alike.
+    The inverses of two neighboring blocks on the diagonal, and the block below them, give the
+    inverse of a block of twice the size. Powers of `below` are not used, because they grow without
+    bound if keys are similar.
     """
     rows = tl.arange(0, CHUNK)[:, None]
     columns = tl.arange(0, CHUNK)[None, :]
@@ -143,7 +150,7 @@ def prepare_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write what `Prepared` describes for one chunk of one head."""
+    """Compute the fields of `Prepared` for one chunk of one head."""
     HEADS: tl.constexpr = KEY_HEADS * RATIO
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     WIDTH: tl.constexpr = 2 * KEYS + HEADS * VALUE_DIM
@@ -152,7 +159,7 @@ def prepare_kernel(
     group = head // RATIO
     start_next(PDL)
     wait_for_inputs(PDL)
-    # Tokens between two saves are cut into chunks. `item` numbers the chunks of all saves.
+    # The tokens between two saves are divided into chunks. `item` counts the chunks of all saves.
     saves = tl.arange(0, SAVES)
     ends = tl.load(ends_ptr + saves, mask=saves < num_saves, other=0)
     starts = tl.load(ends_ptr + saves - 1, mask=(saves < num_saves) & (saves > 0), other=0)
@@ -295,10 +302,10 @@ def gated_delta(
     places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read; see `kernels.gated_delta.gated_delta`.
+    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`.
 
-    The place of the cuts between chunks changes the last bits of the result. For inputs in
-    bfloat16, the operands of a chunk's products are rounded to bfloat16; the state is not.
+    The last bits of the result depend on where chunks begin. For inputs in bfloat16, the operands
+    of a chunk's products are rounded to bfloat16, but the state is not.
     """
     num_tokens, num_saves = len(qkv), len(places.save_slots)
     is_small = min(shape.key_dim, shape.value_dim) < _SMALLEST_HEAD
@@ -318,7 +325,8 @@ def gated_delta(
         "VALUE_DIM": value_dim,
         "ROWS": triton.next_power_of_2(key_dim),
         "CHUNK": CHUNK,
-        # Of operands in float32. 10 bits of the fraction suffice for 16-bit inputs.
+        # The precision of products of float32 operands. A fraction of 10 bits suffices for 16-bit
+        # inputs.
         "PRECISION": "tf32x3" if qkv.dtype is torch.float32 else "tf32",
         **launch_options(qkv.device),
     }
@@ -353,7 +361,7 @@ def gated_delta(
         out,
         HEADS=num_heads,
         COLUMNS=_COLUMNS,
-        # With another number, operands in bfloat16 ended in illegal memory accesses, too.
+        # With another number, operands in bfloat16 also caused illegal memory accesses.
         STAGES=2 if form is torch.bfloat16 else 1,
         num_warps=4,
         **options,

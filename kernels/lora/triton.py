@@ -36,7 +36,8 @@ _CHUNK = 1024
 _MOST_SPLITS = 8
 _WIDTH = 128
 FEW_TOKENS = 64
-# The least columns of a block, and the elements of one that stays in registers.
+# The least number of columns of a block, and the number of elements of a block that stays in
+# registers.
 _NARROWEST = 32
 _MOST_IN_REGISTERS = 16_384
 
@@ -267,7 +268,7 @@ class TritonBank(LoraBank):
         return self._expand(out, made, tokens, cut, activation)
 
     def _cut(self, num_tokens: int) -> Cut:
-        """Return how products of a few tokens are cut, within a program's shared memory."""
+        """Return the sizes for products of few tokens, which fit into a program's shared memory."""
         cut, memory = self.cut or cut_of(self.in_features, num_tokens), self.memory
         room = shared_memory(memory.device)
         return fitted(cut, self._rank_block, 1 if num_tokens == 1 else _LEAST, memory.dtype, room)
@@ -404,18 +405,18 @@ def cut_of(in_features: int, num_tokens: int) -> Cut:
 
 @cache
 def fitted(cut: Cut, ranks: int, size: int, dtype: torch.dtype, room: SharedMemory) -> Cut:
-    """Return a cut with narrower blocks where high ranks would not leave room for those of `cut`.
+    """Return `cut`, with narrower blocks if high ranks leave too little room for its blocks.
 
     Args:
-        cut: how products would be cut for a low rank.
-        ranks: ranks of a block, all that an adapter may have.
+        cut: the sizes for a low rank.
+        ranks: ranks of a block, the most that an adapter may have.
         size: tokens of a block.
         dtype: dtype of tokens and adapters.
         room: shared memory of the device.
 
     Returns:
-        A cut whose products have as many parts. It has fewer stages only if the narrowest blocks
-        do not suffice.
+        Sizes with the same number of parts. The number of stages is smaller only if even the
+        narrowest blocks do not fit.
     """
     if size == 1:
         # These blocks stay in registers.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
-# Rows of up to this many columns, such as heads, share a program: a prompt has many of them.
+# Rows of up to this many columns, such as heads, share a program, because a prompt has many such
+# rows.
 _NARROW = 256
 _ELEMENTS = 2048
 
@@ -70,7 +71,7 @@ def narrow_rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Norm `ROWS` narrow rows."""
+    """Compute the RMS norm of `ROWS` narrow rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0)

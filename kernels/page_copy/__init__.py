@@ -1,4 +1,4 @@
-"""Copies of whole pages between a KV pool and host memory."""
+"""Copies whole pages between the KV cache and host memory."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +12,7 @@ __all__ = ["PAGE_COPY", "PageCopyKernels", "copy_pages"]
 
 
 class PageCopyKernels(Protocol):
-    """The functions of an implementation of this op."""
+    """The functions that each implementation of this op provides."""
 
     def copy_pages(
         self,
@@ -48,15 +48,17 @@ def _kernels(device_type: str) -> PageCopyKernels:
 def copy_pages(
     parts: Sequence[Tensor], pages: Tensor, host: Tensor, host_pages: Tensor, *, to_host: bool
 ) -> None:
-    """Copy pages to host memory or back; a host page has a page of each part, one after the other.
+    """Copy pages from the KV cache to host memory, or back.
+
+    A host page holds one page of each part, one after the other.
 
     Args:
         parts: keys or values of layers, `[num_pages, ...]` each, contiguous, of any dtype.
-        pages: `[n]` int64, on the device of the parts, pages that are read or written.
-        host: `[num_host_pages, bytes of a page in all parts]` uint8, contiguous. For a GPU the
+        pages: `[n]` int64, on the device of the parts: the pages that are read or written.
+        host: `[num_host_pages, bytes of a page in all parts]` uint8, contiguous. For a GPU, the
             memory is page-locked and mapped, so the kernel reads and writes it directly.
-        host_pages: `[n]` int64, on the device of the parts, the host page for each of `pages`.
-        to_host: the direction. No page is written twice.
+        host_pages: `[n]` int64, on the device of the parts: the host page for each of `pages`.
+        to_host: whether pages are copied to host memory. No page may be written twice.
     """
     kernels = _kernels(pages.device.type)
     kernels.copy_pages(parts, pages, host, host_pages, to_host=to_host)

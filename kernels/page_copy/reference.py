@@ -1,4 +1,4 @@
-"""Copies of pages in plain torch."""
+"""Copies pages between the KV cache and host memory in plain torch."""
 
 from collections.abc import Sequence
 

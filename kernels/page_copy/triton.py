@@ -1,7 +1,8 @@
-"""Copies of pages in one launch, whatever the number of pages and layers.
+"""Copies pages between the KV cache and host memory in one launch.
 
-The kernel addresses page-locked host memory directly. Copies by the device's copy engines would
-need a call for each page and layer, which takes longer than the copies.
+The number of pages and layers does not matter. The kernel addresses page-locked host memory
+directly. The device's copy engines would need a call for each page and layer, and these calls would
+take longer than the copies.
 
 Source: the kernels of SGLang's HiCache (`transfer_kv`) address host memory in the same way.
 """
@@ -15,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Enough bytes in flight for the bus; the other multiprocessors go on with the step.
+# The number of programs. It keeps enough bytes in flight for the bus, and leaves the other
+# multiprocessors to the step.
 _NUM_PROGRAMS = 16
 _BLOCK = 2048
 
@@ -34,14 +36,14 @@ def copy_kernel(
     """Copy each page of each part.
 
     Args:
-        parts: `[num_parts, 4]` int64: address, words of a page, address in host page 0, and words
-            of a whole host page.
+        parts: `[num_parts, 4]` int64: address of the part, words of a page, address of the part's
+            page in host page 0, and words of a whole host page.
         pages: `[n]` int64.
         host_pages: `[n]` int64.
         num_parts: number of parts.
         num_copies: `n * num_parts`.
-        TO_HOST: the direction.
-        WORD: the type that is copied.
+        TO_HOST: whether pages are copied to host memory.
+        WORD: the dtype in which words are copied.
         BLOCK: words that a program has in flight.
     """
     for index in range(tl.program_id(0), num_copies, tl.num_programs(0)):
@@ -63,7 +65,7 @@ def copy_kernel(
 def copy_pages(
     parts: Sequence[Tensor], pages: Tensor, host: Tensor, host_pages: Tensor, *, to_host: bool
 ) -> None:
-    """Copy with one kernel; see `kernels.page_copy.copy_pages`."""
+    """Copy pages with one kernel; see `kernels.page_copy.copy_pages`."""
     sizes = [part[0].nbytes for part in parts]
     word = 8 if not any(size % 8 for size in sizes) else 1
     rows, first = [], host.data_ptr()

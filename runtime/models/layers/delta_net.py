@@ -135,7 +135,7 @@ class DeltaNet(Mixer):
         *qkv, gate = groups.split(self._sizes, dim=2)
         channels = product.new_empty(len(product), shape.width)
         widths = [part.shape[1] * part.shape[2] for part in qkv]
-        # One copy: `flatten` and `torch.cat` would each make one.
+        # This makes one copy; `flatten` and `torch.cat` would make one each.
         for to, part in zip(channels.split(widths, dim=1), qkv, strict=True):
             to.unflatten(1, part.shape[1:]).copy_(part)
         return channels, gate.flatten(1), product[:, split:]
