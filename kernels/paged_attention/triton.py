@@ -115,7 +115,7 @@ def run_attention(
     prefixes = plan.prefixes
     partials = workspace if prefixes is None else prefixes
     if prefixes is not None:
-        tile = prefix_tile(q.dtype, block_dim)
+        tile = prefix_tile(q.dtype, block_dim, workspace.room)
         prefix_kernel[(num_kv_heads, prefixes.items_for(len(q)))](
             q,
             k_cache,
@@ -172,7 +172,11 @@ def run_attention(
         )
     if plan.max_extend_items:
         tile = tiles[1] or extend_tile(
-            q.dtype, block_dim, plan.block_rows, short_prompts=plan.short_prompts
+            q.dtype,
+            block_dim,
+            plan.block_rows,
+            workspace.room,
+            short_prompts=plan.short_prompts,
         )
         extend_kernel[(num_kv_heads, plan.max_extend_items)](
             q,

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels.kv_forms import FLOATS_OF_8_BITS
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
 from kernels.paged_attention.triton_scores import score_options
-from kernels.paged_attention.triton_tiles import ROOM_OF_WIDE_HEADS
+from kernels.paged_attention.triton_tiles import MEASURED_DIM, ROOM_OF_WIDE_HEADS, widest_tile
 from kernels.triton_support.device import shared_memory
 from kernels.triton_support.launch import launch_options
 
@@ -59,6 +59,9 @@ def tile_of(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
         block_dim: head size of keys, rounded up to a power of two.
         room: bytes of shared memory available to a program.
     """
+    if block_dim > MEASURED_DIM:
+        widest = widest_tile(dtype, block_dim, room)
+        return Tile(widest.block_n, widest.num_warps, widest.num_stages)
     if dtype is torch.float32:
         return Tile(32, 8, 2)
     if block_dim > 128 and room < ROOM_OF_WIDE_HEADS:

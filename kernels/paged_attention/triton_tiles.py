@@ -17,6 +17,8 @@ from kernels.paged_attention.shared_prefix import KEY_GRAIN
 # Query rows (tokens times the heads that share a key head) of an extend item.
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 
+# The widest heads of which tiles were measured.
+MEASURED_DIM = 256
 # Shared memory that the measured tiles need for heads of 256. Less memory, such as Ada's 101,376
 # bytes, is too small for these tiles.
 ROOM_OF_WIDE_HEADS = 128 * 1024
@@ -52,6 +54,8 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float, kept_bytes: int
         kept_bytes: bytes of one number of a key in the KV cache. The tiles for one byte were
             measured on an H100.
     """
+    if block_dim > MEASURED_DIM:
+        return Tile(16, 4, 2)
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
     if block_dim > 64 and kept_bytes == 1:
@@ -82,13 +86,34 @@ def block_rows_of(
     few = load <= 2 or 2 * mean_rows <= MAX_BLOCK_ROWS
     few |= head_dim <= 64 and not short_prompts
     few |= head_dim > 128 and room < ROOM_OF_WIDE_HEADS
+    few |= head_dim > MEASURED_DIM
     return MIN_BLOCK_ROWS if few else MAX_BLOCK_ROWS
 
 
+def widest_tile(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
+    """Return a tile of `MIN_BLOCK_ROWS` queries for heads above `MEASURED_DIM`, such as Gemma 4's.
+
+    It is the largest of which queries, keys and values fit `room` bytes of shared memory, by
+    compiling it for each kind of GPU; it was not measured.
+
+    Args:
+        dtype: dtype of the queries.
+        block_dim: elements of a head, rounded up to a power of two.
+        room: bytes of shared memory available to a program.
+    """
+    row_bytes = block_dim * dtype.itemsize
+    for block_n, num_stages in ((32, 2), (32, 1)):
+        if (MIN_BLOCK_ROWS + 2 * block_n * num_stages) * row_bytes <= room:
+            return Tile(block_n, 8, num_stages)
+    return Tile(16, 8, 1)
+
+
 def extend_tile(
-    dtype: torch.dtype, block_dim: int, block_rows: int, *, short_prompts: bool
+    dtype: torch.dtype, block_dim: int, block_rows: int, room: int, *, short_prompts: bool
 ) -> Tile:
     """Return the tile of the extend kernel; see `block_rows_of` for the arguments."""
+    if block_dim > MEASURED_DIM:
+        return widest_tile(dtype, block_dim, room)
     small = block_dim <= 64
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 8 if block_rows > 64 else 4, 2)
@@ -100,8 +125,10 @@ def extend_tile(
     return Tile(32, 4, 5) if short_prompts else Tile(64, 8, 5)
 
 
-def prefix_tile(dtype: torch.dtype, block_dim: int) -> Tile:
+def prefix_tile(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
     """Return the tile of the kernel for shared prefixes; its block of keys divides `KEY_GRAIN`."""
+    if block_dim > MEASURED_DIM:
+        return widest_tile(dtype, block_dim, room)
     if dtype is torch.float32 or block_dim > 128:
         return Tile(KEY_GRAIN // 2, 4, 2)
     return Tile(KEY_GRAIN, 4, 5)

@@ -120,10 +120,10 @@ SCORES = {"CAPPED": False, "SINKS": False}
 
 def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
     """Yield attention of prompt chunks for the head sizes that need the most memory."""
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         layout = attention(head_dim)
         rows = tiles.block_rows_of(9.0, 4096.0, head_dim, shared.size, short_prompts=False)
-        tile = tiles.extend_tile(DTYPE, head_dim, rows, short_prompts=False)
+        tile = tiles.extend_tile(DTYPE, head_dim, rows, shared.size, short_prompts=False)
         constants = {
             "WINDOWED": False,
             "SPANS": False,
@@ -169,7 +169,7 @@ def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
         "PDL": pdl,
     }
     yield "decode 128", decode_kernel, layout | constants, tile.num_warps
-    tile = tiles.prefix_tile(DTYPE, 128)
+    tile = tiles.prefix_tile(DTYPE, 128, LIMITS[90])
     constants = {
         "GROUP_ROWS": 4,
         "CAPPED": False,

@@ -29,7 +29,7 @@ def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
     load = tokens * heads / (MAX_BLOCK_ROWS * MULTIPROCESSORS)
     mean_rows = prompts.length * heads / kv_heads
     rows = block_rows_of(load, mean_rows, head_dim, 227 * 1024, short_prompts=short)
-    return rows, extend_tile(torch.bfloat16, head_dim, rows, short_prompts=short)
+    return rows, extend_tile(torch.bfloat16, head_dim, rows, 227 * 1024, short_prompts=short)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
