@@ -248,12 +248,12 @@ def _split(tile: Tile, rows: int, num_steps: int, num_tokens: int, most: int) ->
 def multiply_few(
     x: Tensor, weight: PackedCodes, bias: Tensor | None, tile: Tile | None = None
 ) -> Tensor:
-    """Return `x @ weight.T + bias`, multiplying by the codes.
+    """Return `x @ weight.T + bias` without writing the decoded matrix to memory.
 
     Args:
         x: `[num_tokens, in_features]` bfloat16 or float16, contiguous, its columns in the weight's
             order.
-        weight: codes of a matrix with `in_features` columns.
+        weight: the quantized integers (codes) of a matrix with `in_features` columns.
         bias: `[out_features]`, or `None`.
         tile: `None` for the tile that suits the shape. A tile that splits columns supports few
             tokens only.

@@ -17,7 +17,7 @@ _INVOKE = '<invoke name="'
 
 
 class MiniMaxM2Parser(TaggedCalls):
-    """Reads any number of calls in a section."""
+    """Reads MiniMax M2's tool calls: any number of them between `SECTION` and `SECTION_END`."""
 
     markers = (SECTION, SECTION_END)
     signs = Signs(template=("minimax:tool_call", _INVOKE, '<parameter name="'))

@@ -1,7 +1,8 @@
-"""Reads a PEFT folder with a low-rank adapter (LoRA) of some of a model's matrices. No torch.
+"""Reads a PEFT folder with a low-rank adapter (LoRA) of some of a model's matrices, without torch.
 
-An adapter that needs other arithmetic or code is refused, with the feature's name. An adapter with
-a tensor that does not fit the served model is refused too.
+PEFT has variants of LoRA with different arithmetic, such as DoRA. An adapter that uses one is
+refused, and the error names the variant. An adapter with a tensor that does not fit the served
+model is refused too.
 
 Source: `adapter_config.json` and the tensors' names, as PEFT 0.17 writes them.
 """

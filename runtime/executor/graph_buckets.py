@@ -130,7 +130,7 @@ class Buckets:
         return self.decode[index] if index < len(self.decode) else None
 
     def of_prompts(self, plan: StepPlan) -> Bucket | None:
-        """Return the smallest bucket for a step with prompts; `None` if it cannot be a graph.
+        """Return the smallest bucket for a step with prompts; `None` if no graph can run the step.
 
         Sequences that decode several tokens count as prompts.
         """

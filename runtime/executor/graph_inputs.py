@@ -105,7 +105,7 @@ class GraphInputs(ABC):
 
     @abstractmethod
     def put(self, buffer: Int64Array, plan: StepPlan) -> None:
-        """Write a step that fits the bucket into a buffer that `pad` has filled."""
+        """Write a step into `buffer`, which `pad` has filled. The step must fit the bucket."""
 
     @abstractmethod
     def batch(

@@ -179,7 +179,7 @@ def vector_input(
 
 
 def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
-    """Return a name for each of `count` texts; aborting a single given name aborts all texts.
+    """Return a request id for each of `count` texts. If `rid` is a string, all texts end with it.
 
     Raises:
         InvalidRequest: the list of names has a different length.
