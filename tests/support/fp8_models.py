@@ -48,6 +48,7 @@ class Layout:
         activations: how activations are rounded: `static`, `token`, `group` or `none`.
         file: name of the tool's configuration file; empty for config.json.
         codes: number type of the quantized weights.
+        input_scale: how the names of the activations' scales end.
     """
 
     block: tuple[int, int]
@@ -58,6 +59,7 @@ class Layout:
     file: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     codes: torch.dtype = FP8
+    input_scale: str = "input_scale"
 
 
 _DYNAMIC = {"dynamic": True, "strategy": "token"}
@@ -111,6 +113,16 @@ LAYOUTS = {
         {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]},
         "token",
         scale_shape=(1,),
+    ),
+    # Ministral 3 as published.
+    "transformers_static": Layout(
+        (0, 0),
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+         "dequantize": False, "modules_to_not_convert": ["lm_head"]},
+        "static",
+        scale="weight_scale_inv",
+        scale_shape=(),
+        input_scale="activation_scale",
     ),
     "modelopt": Layout(
         (0, 0),
@@ -200,7 +212,7 @@ def write_fp8(
         stored |= {name: codes, stem + layout.scale: scales}
         if layout.activations == "static":
             scale = torch.tensor(static_scale(stem.removesuffix("."), layout.codes))
-            stored[stem + "input_scale"] = scale.view(layout.scale_shape or ())
+            stored[stem + layout.input_scale] = scale.view(layout.scale_shape or ())
     save_file(
         {name: each.contiguous() for name, each in stored.items()}, folder / "model.safetensors"
     )

@@ -76,7 +76,7 @@ class Fp8Quantization(Quantization):
         codes = replace(weight, dtypes=(scheme.codes, *FLOATS))
         scales = [(scheme.scale, scheme.scale_shape(weight.shape), f"{parameter}_scale")]
         if scheme.is_static:
-            scales.append(("input_scale", (1,), f"{parameter}_input_scale"))
+            scales.append((scheme.input_scale, (1,), f"{parameter}_input_scale"))
         return (
             codes,
             *(
@@ -138,8 +138,18 @@ def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
     """
     method = words["quant_method"]
     reader = _READERS[method]
-    found = reader(_Words(path, words))
-    return replace(found, stored=_stored(path))
+    found, stored = reader(_Words(path, words)), _stored(path)
+    groups = tuple(_named_as(group, stored or {}) for group in found.groups)
+    return replace(found, groups=groups, stored=stored)
+
+
+def _named_as(group: Fp8Group, stored: Mapping[str, bool]) -> Fp8Group:
+    """Return a group with the names of `transformers`, if the files have them (Ministral 3)."""
+    has_blocks = group.scheme.block != (0, 0)
+    if has_blocks or not any(name.endswith(".weight_scale_inv") for name in stored):
+        return group
+    scale, input_scale = "weight_scale_inv", "activation_scale"
+    return replace(group, scheme=replace(group.scheme, scale=scale, input_scale=input_scale))
 
 
 def while_loading(path: Path, spec: ModelSpec) -> Fp8Quantization:  # noqa: ARG001  # of any files

@@ -21,6 +21,7 @@ class Fp8Scheme:
         is_static: whether the checkpoint gives the scale of activations, one for all tokens.
         scale: last part of the names of the matrices' scales.
         codes: type of the codes on disk, `F8_E4M3` or `I8`.
+        input_scale: last part of the names of the activations' scales, if they are static.
     """
 
     block: tuple[int, int]
@@ -29,6 +30,7 @@ class Fp8Scheme:
     is_static: bool = False
     scale: str = "weight_scale"
     codes: str = "F8_E4M3"
+    input_scale: str = "input_scale"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the scales of a matrix; dimensions of 1 may be omitted."""
