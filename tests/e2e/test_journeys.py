@@ -162,7 +162,7 @@ def test_a_renewed_page_keeps_what_was_said_and_marks_climbs() -> None:
         Hop("worker", "tools.count_hops:height_of", "kernels.norm", True, hands_on=False),
     ]
     once = renewed(page, {"prompt": hops})
-    said = "index of a module's room in the import order, 0 at the bottom"
+    said = "return the index of a module's package in the import order, 0 at the bottom"
     assert once == (
         "# P\n\n## A prompt in\n\n2 hops, 1 climbs; 1 hand on.\n\n### front\n\n"
         "- `server.app:call`: mine\n\n"
