@@ -12,6 +12,7 @@ import uvloop
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.logging import announce, configure_logging
+from runtime.ipc.spawn import end_ahead
 from runtime.launch.assemble import run_node
 from runtime.launch.command_line import PROG, parse_args
 from runtime.launch.prepare import prepare_engine
@@ -48,6 +49,7 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         if node_rank:
+            end_ahead()
             with as_one_line("Preparing the node"):
                 engine = prepare_engine(config)
             return run_node(engine)

@@ -194,10 +194,11 @@ def _first_path(model: ModelSpec) -> str:
 
 
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineProcesses) -> None:
-    if context.client.grammars is not None:
+    grammars = context.client.grammars
+    if grammars is not None and grammars.starts_at_once:
         # The child imports the grammar library while the weights load, at low priority, so that the
         # first request with a grammar need not wait for that.
-        context.client.grammars.start()
+        grammars.start()
     await host.wait_ready()
     config = context.config
     speed = None

@@ -19,7 +19,8 @@ from headrace.bench.load import OnDone, drive
 from headrace.bench.record import BenchRequest, RequestRecord
 from headrace.http_stream import HttpClient
 from runtime.errors import HeadraceError
-from runtime.ipc.process import child_environment, watch_parent
+from runtime.ipc.process import watch_parent
+from runtime.ipc.spawn import child_environment
 
 _START_DELAY_S = 0.1
 _LENGTH_BYTES = 4

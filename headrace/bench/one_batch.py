@@ -22,7 +22,8 @@ from headrace.bench.one_batch_job import BatchJob, BatchResult
 from headrace.bench.record import distribution
 from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError, StartupError
-from runtime.ipc.process import child_environment, compute_environment, send_config
+from runtime.ipc.process import compute_environment, send_config
+from runtime.ipc.spawn import child_environment
 from runtime.ipc.transport import remove_run_folder
 from runtime.launch.prepare import prepare_engine
 

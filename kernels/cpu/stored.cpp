@@ -48,6 +48,23 @@ struct Mover {
                     bits(byte + chunk * group + i, field * width, mask,
                          values[(chunk * per_byte + field) * group + i], up);
     }
+    // Moves the bits of 4 bytes, each to or from bit `up` of one of 32 values.
+    void single_bits(int64_t byte, uint8_t *values, int up) const {
+        for (int i = 0; i < 32; i += 8) {
+            if (STORE) {
+                for (int j = 0; j < 8; j++) bits(byte + i / 8, j, 1, values[i + j], up);
+                continue;
+            }
+            // Eight values at a time: every byte of the word gets all bits, keeps its own bit, and
+            // moves that bit to its top.
+            uint64_t word = stored[byte + i / 8] * 0x0101010101010101u & 0x8040201008040201u;
+            word = (word + 0x7f7f7f7f7f7f7f7fu & 0x8080808080808080u) >> (7 - up);
+            uint64_t old;
+            std::memcpy(&old, values + i, 8);
+            old |= word;
+            std::memcpy(values + i, &old, 8);
+        }
+    }
     // Moves 8 scales and 8 minima of 6 bits each, in 12 bytes.
     void sixes(int64_t byte, uint8_t *scales, uint8_t *mins) const {
         for (int i = 0; i < 4; i++) {
@@ -82,7 +99,7 @@ inline void move_block(uint8_t *stored, Parts &p) {
         constexpr int64_t high = form == Q5_0 ? 2 : 4;
         move.half(0, p.scale);
         if (form == Q5_1) move.half(2, p.min);
-        for (int i = 0; i < 32; i++) move.bits(high + i / 8, i % 8, 1, p.quants[i], 4);
+        move.single_bits(high, p.quants, 4);
         move.fields(high + 4, 32, 16, 4, p.quants, 0);
     } else if constexpr (form == Q8_0) {
         move.half(0, p.scale);

@@ -84,6 +84,11 @@ class GrammarCompiler:
         """The process id of the child; `None` if it does not run."""
         return self._child.pid if self._child is not None and self._child.is_alive else None
 
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether the child is to be started with the server."""
+        return self._config.starts_at_once
+
     def start(self) -> None:
         """Start the child unless it is running."""
         if self._child is not None or self._stopping:

@@ -428,6 +428,7 @@ class GrammarConfig:
 
     Attributes:
         vocab_size: width of the logits.
+        starts_at_once: whether the process starts with the server, or with the first grammar.
         compile_timeout_s: a grammar whose compilation takes longer is refused, seconds.
         max_parallel: most grammars that are compiled at a time.
         cache_bytes: most bytes of compiled grammars that the front process keeps.
@@ -441,6 +442,7 @@ class GrammarConfig:
     eos_token_ids: list[int]
     log_level: str
     log_format: str = "text"
+    starts_at_once: bool = True
     compile_timeout_s: float = 1.8
     max_parallel: int = 4
     cache_bytes: int = GRAMMAR_CACHE_BYTES

@@ -103,7 +103,7 @@ class XGrammarBackend:
             compile_again_s: see `_COMPILE_AGAIN_S`.
         """
         self._compile_again_s = compile_again_s
-        backend = Tokenizer.from_folder(tokenizer_folder).backend
+        backend = Tokenizer.from_folder(tokenizer_folder, encodes=False).backend
         found = xgrammar.TokenizerInfo._detect_metadata_from_hf(backend.to_str())
         vocab = [""] * vocab_size
         for text, token_id in backend.get_vocab(with_added_tokens=True).items():

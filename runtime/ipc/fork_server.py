@@ -24,7 +24,7 @@ import zmq
 
 from runtime.errors import EngineDead, Overloaded
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
-from runtime.ipc.process import child_environment
+from runtime.ipc.spawn import child_environment
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,14 @@ import contextlib
 import faulthandler
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import msgspec
 
 from runtime.config.options import WorkerConfig
 from runtime.config.registry import Registry
+from runtime.ipc.spawn import AHEAD, STACKS_FILE, Spawned, spawn, take_ahead
 
 CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     "child process",
@@ -38,8 +41,10 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
 
 # On this signal a child writes the Python stacks of its threads, even if a thread holds the GIL.
 STACKS_SIGNAL = signal.SIGUSR1
-# Environment variable with the file descriptor to which the stacks are written.
-_STACKS_FILE = "HEADRACE_STACKS_FILE"
+# For a process that is started ahead, the function to call before its configuration arrives.
+CALLED_AHEAD: Registry[Callable[[], None]] = Registry(
+    "function called ahead", {"scheduler": "runtime.worker.worker_process:import_ahead"}
+)
 
 # Exit code of a process that ends because its device no longer works.
 DEVICE_LOST_CODE = 71
@@ -49,16 +54,6 @@ _encoder = msgspec.msgpack.Encoder()
 _LAST_WORDS_LINES = 40
 # Time to wait for the rest of a dead child's output, seconds: a grandchild may keep the pipe open.
 _LAST_WORDS_WAIT_S = 1.0
-
-
-def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return the environment of a child process that runs one of this project's modules.
-
-    It is this process's environment, with `changes`, and with the project on `PYTHONPATH`.
-    """
-    ours = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, **changes}
 
 
 def compute_environment(num_threads: int) -> dict[str, str]:
@@ -80,6 +75,16 @@ def send_config(process: subprocess.Popen[bytes], config: object) -> None:
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(len(payload).to_bytes(8, "little") + payload)
         process.stdin.flush()
+
+
+def _started(entry: str, environment: Mapping[str, str], *, relays_stderr: bool) -> Spawned:
+    """Return a new process, or the one that was started ahead."""
+    # The standard error of a process that was started ahead is this process's own.
+    spawned = None if relays_stderr else take_ahead(entry)
+    if spawned is None:
+        return spawn(entry, environment, subprocess.PIPE if relays_stderr else None)
+    send_config(spawned.process, environment)
+    return spawned
 
 
 class Child:
@@ -106,21 +111,9 @@ class Child:
                 a notebook shows, and keep its last lines for `last_words`.
         """
         self.entry = entry
-        # The stacks are written to memory, where neither a full disk nor an unread pipe blocks.
-        self._stacks = os.fdopen(os.memfd_create(f"stacks-{entry}"), "rb")
         self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
-        self._process = subprocess.Popen(
-            # With -P the current folder is not on the path, where it could hide this package.
-            [sys.executable, "-P", "-m", "runtime.ipc.process", entry],
-            pass_fds=(self._stacks.fileno(),),
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE if relays_stderr else None,
-            env=child_environment(
-                {**(environment or {}), _STACKS_FILE: str(self._stacks.fileno())}
-            ),
-            # Ctrl-C in a terminal must reach the front process only, which ends its children
-            # itself.
-            start_new_session=True,
+        self._process, self._stacks = _started(
+            entry, environment or {}, relays_stderr=relays_stderr
         )
         send_config(self._process, config)
         self._on_exit = on_exit
@@ -221,10 +214,12 @@ def watch_parent() -> None:
 
 
 def _leave_with_parent() -> None:
-    # A blocking read returns only at end-of-file, when the parent has closed the pipe or has ended.
+    # The wait reads nothing, so that it may begin before the configuration is read. Hang-ups and
+    # errors are reported without being asked for.
+    poller = select.poll()
+    poller.register(0, 0)
     with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
+        poller.poll()
     os._exit(0)
 
 
@@ -252,16 +247,38 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def run_child(entry: Callable[[bytes], None]) -> None:
-    """Run `entry` with the configuration read from stdin; exit when the parent ends."""
+def run_child(entry: Callable[[bytes], None], ahead: Callable[[], object] | None = None) -> None:
+    """Run `entry` with the configuration read from stdin; exit when the parent ends.
+
+    Args:
+        entry: the process's main function.
+        ahead: for a process that was started ahead, a function to call before the first read. Its
+            errors are ignored. Stdin then has environment variables before the configuration.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    size_bytes = int.from_bytes(_read_exactly(8), "little")
-    payload = _read_exactly(size_bytes)
     watch_parent()
-    entry(payload)
+    if ahead is not None:
+        with contextlib.suppress(Exception), uncollected():
+            ahead()
+        os.environ.update(msgspec.msgpack.decode(_read_message(), type=dict[str, str]))
+    entry(_read_message())
+
+
+def _read_message() -> bytes:
+    return _read_exactly(int.from_bytes(_read_exactly(8), "little"))
+
+
+def _call_ahead(name: str) -> None:
+    # If the import fails, the process's main function fails in the same way, and reports it.
+    if name in CALLED_AHEAD.entries:
+        CALLED_AHEAD.load(name)()
 
 
 if __name__ == "__main__":
     # The handler comes first, because without one the signal would end the process.
-    faulthandler.register(STACKS_SIGNAL, file=int(os.environ[_STACKS_FILE]), all_threads=True)
-    run_child(lambda payload: CHILD_ENTRIES.load(sys.argv[1])(payload))
+    faulthandler.register(STACKS_SIGNAL, file=int(os.environ[STACKS_FILE]), all_threads=True)
+    name = sys.argv[1]
+    run_child(
+        lambda payload: CHILD_ENTRIES.load(name)(payload),
+        partial(_call_ahead, name) if sys.argv[2:] == [AHEAD] else None,
+    )

@@ -272,6 +272,7 @@ def resolve(
             eos_token_ids=list(model.eos_token_ids),
             log_level=config.logging.log_level,
             log_format=config.logging.log_format,
+            starts_at_once=device != "cpu",
         )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
     if deterministic:

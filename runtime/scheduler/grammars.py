@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,14 +71,17 @@ class Grammars:
         vocab_size: int,
         eos_token_ids: list[int],
         cache_bytes: int = GRAMMAR_CACHE_BYTES,
+        *,
+        imports_at_once: bool = True,
     ) -> None:
-        """Start to import the grammar library on a thread, without waiting for it.
+        """Prepare, without waiting for the library.
 
         Args:
-            make_backend: creates the grammar back end; `None` if structured output is off.
+            make_backend: creates the back end, on a thread; `None` if structured output is off.
             vocab_size: width of the logits.
             eos_token_ids: token ids that end an output.
             cache_bytes: most bytes of cached grammars; the front process must use the same value.
+            imports_at_once: whether `make_backend` is called now, or with the first grammar.
         """
         self._num_words = num_words(vocab_size)
         self._eos = np.zeros(self._num_words, dtype=np.int32)
@@ -94,10 +98,16 @@ class Grammars:
         self._cache: ByteCache[Future[Any]] = ByteCache(cache_bytes)
         self._waiting: dict[int, Request] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._backend: Future[GrammarBackend[Any]] | None = None
+        self._make_backend = make_backend
         if make_backend is not None:
             self._pool = ThreadPoolExecutor(1, "grammar")
-            self._backend = self._pool.submit(make_backend)
+            _ = self._backend if imports_at_once else None
+
+    @cached_property
+    def _backend(self) -> Future[GrammarBackend[Any]] | None:
+        # The pool has one thread, so the library is there before the first grammar is loaded.
+        make = self._make_backend
+        return None if self._pool is None or make is None else self._pool.submit(make)
 
     @property
     def num_waiting(self) -> int:
@@ -131,7 +141,7 @@ class Grammars:
         Raises:
             GrammarError: structured output is off, or `payload` is empty and nothing is cached.
         """
-        if self._pool is None:
+        if self._pool is None or self._backend is None:
             raise GrammarError("Structured output is off in this server.")
         future = self._cache.get(key)
         if payload:
@@ -455,31 +465,6 @@ class Grammars:
         # after a slow step. The measure is CPU time, so other processes do not count.
         if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
-
-
-class StepMasks:
-    """The token masks of one step, computed on first use; implements `MaskSource`.
-
-    Attributes:
-        ends: for each row whose grammar cannot continue, the reason; filled by `make`.
-    """
-
-    def __init__(self, grammars: Grammars, table: RequestTable, rows: Int64Array) -> None:
-        """Prepare the masks of `rows`, the rows of `table` for which a token is sampled."""
-        self._grammars = grammars
-        self._table = table
-        self._rows = rows
-        self._masks: TokenMasks | None = None
-        self._is_made = False
-        self.ends: dict[int, FinishReason] = {}
-
-    def make(self) -> TokenMasks | None:
-        """Return the masks, computed at the first call; `None` if no row is constrained."""
-        if not self._is_made:
-            self._masks, self.ends = self._grammars.make_masks(self._table, self._rows)
-            # Set last: if `make_masks` fails, the step is tried again and must compute the masks.
-            self._is_made = True
-        return self._masks
 
 
 def _state(table: RequestTable, row: int) -> GrammarState:

@@ -15,11 +15,11 @@ from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.adapter_places import AdapterPlaces
 from runtime.scheduler.budget import StepBudget, TokenBudget
 from runtime.scheduler.chunk import Chunk, add_spans, advance_windows, host_copies
-from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
 from runtime.scheduler.step_clock import StepClock, StepNote
 from runtime.scheduler.step_images import add_images
+from runtime.scheduler.step_masks import StepMasks
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step.step_plan import (

@@ -42,7 +42,7 @@ from runtime.ipc.weight_messages import (
 )
 from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.scheduler.adapter_places import AdapterPlaces
-from runtime.scheduler.grammars import Grammars, StepMasks
+from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import Planner
@@ -51,6 +51,7 @@ from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats, report_prefix
 from runtime.scheduler.step_clock import StepClock
 from runtime.scheduler.step_images import why_not_seen
+from runtime.scheduler.step_masks import StepMasks
 from runtime.scheduler.steps_in_flight import StepsInFlight
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -397,8 +398,7 @@ class Scheduler:
         planned = self._planner.plan()
         if planned is None:
             if self._grammars.num_waiting and not self._in_flight:
-                # Only a grammar is loading. The pause leaves the interpreter lock to the thread
-                # that loads it.
+                # The pause leaves the interpreter lock to the thread that loads the grammar.
                 time.sleep(GRAMMAR_WAIT_S)
             return False
         rows = planned.plan.sample_rows

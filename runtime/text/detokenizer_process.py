@@ -162,9 +162,12 @@ def main(payload: bytes) -> None:
     front = Outbox(context, front_address(run_folder))
     try:
         folder = config.tokenizer_folder
-        detokenizer = Detokenizer(
-            Tokenizer.from_folder(Path(folder)) if folder else Tokenizer.without_vocabulary()
+        tokenizer = (
+            Tokenizer.from_folder(Path(folder), encodes=False)
+            if folder
+            else Tokenizer.without_vocabulary()
         )
+        detokenizer = Detokenizer(tokenizer)
     except StartupError as error:
         front.send(StartupFailed(error.message))
         front.close(_FAREWELL_MS)

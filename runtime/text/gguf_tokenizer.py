@@ -117,8 +117,15 @@ _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"
 _BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
 
 
-def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
+def gguf_tokenizer(
+    path: Path, *, encodes: bool = True
+) -> tuple[Backend, dict[str, Any], str | None]:
     """Make the tokenizer of the `tokenizers` library from a GGUF file's metadata.
+
+    Args:
+        path: the file.
+        encodes: whether text will be encoded. Otherwise the tokenizer has no merges, which saves
+            half of its memory and of the time to make it.
 
     Returns:
         The tokenizer, the content that its `tokenizer_config.json` would have, and the chat
@@ -132,12 +139,12 @@ def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
     words = _Words(str(file.path), file.metadata)
     kind = words.text("model")
     if kind == "gpt2":
-        backend = _byte_level(words)
+        backend = _byte_level(words, words.merges() if encodes else [])
     elif kind == "llama":
-        backend = _sentence_pieces(words, _merges(words))
+        backend = _sentence_pieces(words, _merges(words) if encodes else [])
     elif kind == "gemma4":
         # SentencePiece's spaces and bytes, with the merges in the file.
-        backend = _sentence_pieces(words, words.merges())
+        backend = _sentence_pieces(words, words.merges() if encodes else [])
     else:
         known = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (this with merges)"
         raise words.error(f"its tokenizer is of the kind {kind!r}; {known} are read")
@@ -234,7 +241,7 @@ def _made(words: _Words, model: BPE) -> Backend:
     return backend
 
 
-def _byte_level(words: _Words) -> Backend:
+def _byte_level(words: _Words, merges: list[tuple[str, str]]) -> Backend:
     pre = words.pre
     steps: list[Any]
     if pre in SPLITS:
@@ -254,7 +261,7 @@ def _byte_level(words: _Words) -> Backend:
     try:
         model = BPE(
             vocab=words.vocabulary(),
-            merges=words.merges(),
+            merges=merges,
             ignore_merges=pre in _WHOLE_WORDS,
         )
     except Exception as error:  # The library raises bare Exception.

@@ -107,15 +107,19 @@ class Tokenizer(TextEncoder):
         )
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path, *, encodes: bool = True) -> Tokenizer:
         """Load the tokenizer of a model folder or of a GGUF file.
+
+        Args:
+            folder: the folder or the file.
+            encodes: whether text will be encoded; if not, the tokenizer may be smaller.
 
         Raises:
             StartupError: there is no tokenizer, or it cannot be read.
         """
         folder = Path(folder)
         if is_gguf(folder):
-            return cls(*gguf_tokenizer(folder))
+            return cls(*gguf_tokenizer(folder, encodes=encodes))
         path = folder / "tokenizer.json"
         if not path.is_file():
             path = converted_tokenizer_file(folder)

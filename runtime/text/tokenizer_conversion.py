@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from runtime.errors import StartupError
-from runtime.ipc.process import child_environment
+from runtime.ipc.spawn import child_environment
 
 _TIMEOUT_S = 300.0
 # Patterns of files that may have a vocabulary. The tokenizer is converted again if one changes.

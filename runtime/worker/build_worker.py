@@ -376,7 +376,11 @@ def _read_spec(config: WorkerConfig) -> ModelSpec:
 
 
 def build_grammars(config: WorkerConfig) -> Grammars:
-    """Create `Grammars` with the configured library, which is imported while the weights load."""
+    """Create `Grammars` with the configured library.
+
+    Beside a GPU, the library is imported while the weights load. On a CPU, this would delay the
+    start and take memory, so the first grammar waits for it instead.
+    """
     vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
@@ -391,7 +395,7 @@ def build_grammars(config: WorkerConfig) -> Grammars:
         return_freed_memory()
         return libraries
 
-    return Grammars(make, vocab_size, config.eos_token_ids)
+    return Grammars(make, vocab_size, config.eos_token_ids, imports_at_once=config.device != "cpu")
 
 
 def _shared_grain(model: Model, config: WorkerConfig) -> int:

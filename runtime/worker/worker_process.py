@@ -6,6 +6,7 @@ import gc
 import logging
 import secrets
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
+from runtime.worker.light_torch import import_torch
 from runtime.worker.nodes import with_meeting_point
 from runtime.worker.ranks import Ranks
 
@@ -55,7 +57,8 @@ def main(payload: bytes) -> None:
             config = with_meeting_point(config, secrets.randbits(62))
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         with uncollected():
-            from runtime.worker.build_worker import build_worker
+            import_ahead()
+        from runtime.worker.build_worker import build_worker
 
         if ranks is not None:
             ranks.connect()
@@ -93,6 +96,12 @@ def main(payload: bytes) -> None:
         logger.critical("The device has failed, so the worker ends: %s", lost)
         # The process ends without clean-up, which would wait for the device.
         leave_at_once(DEVICE_LOST_CODE)
+
+
+def import_ahead() -> None:
+    """Import everything that takes long; a process that is started ahead does it at once."""
+    import_torch()
+    import_module("runtime.worker.build_worker")
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:

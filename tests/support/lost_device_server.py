@@ -33,7 +33,7 @@ class LostDeviceServer:
     def worker(self) -> int:
         """Return the process id of the worker; 0 if there is none."""
         for pid in children(self.server.process.pid):
-            if command(pid)[-1:] == ["scheduler"]:
+            if "scheduler" in command(pid):
                 return pid
         return 0
 

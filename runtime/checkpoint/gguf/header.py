@@ -251,8 +251,7 @@ class _Header:
         if kind == _STRING:
             count = self._count("Q", MAX_HEADER_BYTES, 8, key)
             start = self._at
-            for _ in range(count):
-                self._skip(self._number("Q"), key)
+            self._skip_texts(count, key)
             return GgufArray(kind, count, bytes(self._data[start : self._at]))
         code = _SCALARS.get(kind)
         if code is None:
@@ -288,9 +287,18 @@ class _Header:
         start, self._at = self._at, self._at + size
         return bytes(self._data[start : self._at])
 
-    def _skip(self, size: int, what: str) -> None:
-        self._require(size, what)
-        self._at += size
+    def _skip_texts(self, count: int, what: str) -> None:
+        # A vocabulary has hundreds of thousands of texts, so a text that is in the buffer already
+        # costs no call of a method.
+        length_at = struct.Struct("<Q").unpack_from
+        data, at = self._data, self._at
+        for _ in range(count):
+            if at + 8 > len(data):
+                self._require(at + 8 - self._at, what)
+            at += 8 + length_at(data, at)[0]
+            if at > len(data):
+                self._require(at - self._at, what)
+        self._at = at
 
     def _require(self, size: int, what: str) -> None:
         """Read on until the next `size` bytes are in the buffer."""

@@ -125,7 +125,10 @@ def test_the_merges_of_gemma_4_are_those_of_the_file(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     backend, _, _ = gguf_tokenizer(tmp_path / "one.gguf")
+    reader, _, _ = gguf_tokenizer(tmp_path / "one.gguf", encodes=False)
+    assert reader.get_vocab() == backend.get_vocab()
     for text in (*CORPUS, "<|im_start|> a  b\n\n"):
         ids = source.encode(text, add_special_tokens=False).ids
         assert backend.encode(text, add_special_tokens=False).ids == ids
         assert backend.decode(ids) == source.decode(ids)
+        assert reader.decode(ids, skip_special_tokens=False) == text
