@@ -51,7 +51,24 @@ _MOE = _shape(
     norm_topk_prob=False,
 )
 
+# gpt-oss-20b, its experts in bf16.
+_GPT_OSS = _shape(
+    "GptOss",
+    (201088, 2880, 2880, 24),
+    (64, 8),
+    model_type="gpt_oss",
+    head_dim=64,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=1.5e5,
+    tie_word_embeddings=False,
+    num_local_experts=32,
+    num_experts_per_tok=4,
+    sliding_window=128,
+)
+
 # "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "135m" SmolLM2-135M (Llama), "0.6b" Qwen3-0.6B.
+# "gpt-oss-20b-mxfp4" is "gpt-oss-20b" with experts in MXFP4, as OpenAI publishes them.
 # "moe-4" has four layers of "moe", "small" is for a CPU, and "tiny" and "moe-tiny" are for tests.
 # The last two shapes return embeddings (`--is-embedding`). The sizes are: vocabulary, hidden size,
 # intermediate size, layers. The heads are: query heads, KV heads.
@@ -79,6 +96,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 64,
+    },
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-20b-mxfp4": {
+        **_GPT_OSS,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+                *("model.embed_tokens", "lm_head"),
+            ],
+        },
     },
     "small": _shape("Qwen2", (8192, 384, 1024, 8), (6, 2)),
     "tiny": _shape(
