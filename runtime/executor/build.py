@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,6 +13,7 @@ import torch
 
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
+from kernels.triton_support.compile_ahead import Requests, compiling_ahead
 from runtime.cache.state_pool import SLOTS_PER_HOLD
 from runtime.cache.window_pages import pages_of_request
 from runtime.checkpoint.model_spec import ModelSpec
@@ -20,6 +22,7 @@ from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
+from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
 from runtime.executor.host_pool import host_pool
 from runtime.executor.image_store import see_the_largest
@@ -50,6 +53,8 @@ logger = logging.getLogger(__name__)
 _STATES_SHARE = 0.45
 # Most slots of recurrent states for each running request; more are rarely useful.
 _USEFUL_SLOTS = 16
+# Pages of the KV pool of a runner that only requests kernels.
+_FEW_PAGES = 16
 # The options to change when memory runs out at start-up, for each part of the start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
@@ -130,6 +135,10 @@ def build_executor(
         with memory_for("adapters", f"lower {_OF_ADAPTERS}", device):
             adapters = AdapterPool(model, model.context.adapters, config.lora)
     parts = _Parts(config, model, attention, group, weight_bytes, adapters)
+    if device.type == "cuda":
+        report("warming_up")
+        _compile_ahead(parts)
+        report("allocating_cache")
     with memory_for("the largest step", f"lower {_OF_STEPS}", device):
         size = _size_pool(parts)
     with memory_for("the KV pool", f"lower {_OF_POOL}", device):
@@ -309,11 +318,51 @@ def _warm_up(
     warm_up(runner, vocab_size, config.page_size, config.context_len)
     if device.type != "cuda":
         return
-    max_tokens = chunk_tokens(config) or config.context_len - 1
-    for step in prompts_to_compile(max_tokens, config.context_len, config.max_running_requests):
+    for step in _steps_to_compile(config):
         compute_prompts(runner, step, vocab_size)
     runner.warm_up_images()
     warm_up_sampling(vocab_size, device)
+
+
+def _compile_ahead(parts: _Parts) -> None:
+    """Compile kernels on several threads, before steps need them one after the other.
+
+    If this fails, they are compiled one after the other. Several ranks do so, too: their steps
+    would have to wait for each other.
+    """
+    if parts.group is not None or not parts.attention.is_graph_safe:
+        return
+    began = time.monotonic()
+    try:
+        with compiling_ahead() as requests:
+            if requests is not None:
+                _request_kernels(parts, requests)
+    except Exception as error:
+        raise_if_lost(error)
+        logger.info("The other kernels are compiled one after the other: %s", error)
+    else:
+        if requests is not None and requests.compiled:
+            seconds = time.monotonic() - began
+            logger.info("Compiled %d kernels ahead in %.1f s", requests.compiled, seconds)
+    torch.cuda.empty_cache()
+
+
+def _request_kernels(parts: _Parts, requests: Requests) -> None:
+    config, model = parts.config, parts.model
+    vocab_size = model.spec.vocab_size
+    runner = _build_runner(parts, _allocate(parts, PoolSize(_FEW_PAGES, config.page_size, 0)))
+    warm_up(runner, vocab_size, config.page_size, config.context_len)
+    if requests.are_in_folder():
+        return
+    for step in _steps_to_compile(config):
+        compute_prompts(runner, step, vocab_size)
+    warm_up_sampling(vocab_size, model.context.device)
+    runner.request_kernels_of_graphs()
+
+
+def _steps_to_compile(config: WorkerConfig) -> list[Prompts]:
+    max_tokens = chunk_tokens(config) or config.context_len - 1
+    return prompts_to_compile(max_tokens, config.context_len, config.max_running_requests)
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:

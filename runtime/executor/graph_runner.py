@@ -117,16 +117,9 @@ class GraphRunner:
         self._pool.renew()
         self._refused.clear()
         is_alone = self._share is None
-        first = [
-            bucket
-            for bucket in self._inputs
-            if not bucket.decodes
-            or not is_alone
-            or (bucket.num_seqs <= FIRST_BATCHES and bucket.kind == "decode")
-        ]
+        first = self._first()
         try:
-            shape = self._limits.max_batch, self._rows.vocab_size
-            self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
+            self._allocate_logits()
             # The largest graph comes first, so that the smaller ones fit into its memory.
             for done, bucket in enumerate(sorted(first, reverse=True)):
                 progress(done / len(first))
@@ -149,6 +142,26 @@ class GraphRunner:
                 (free_before - free) / GIB,
                 free / GIB,
             )
+
+    def _first(self) -> list[Bucket]:
+        """Return the buckets whose graphs are captured at start."""
+        return [
+            bucket
+            for bucket in self._inputs
+            if not bucket.decodes
+            or self._share is not None
+            or (bucket.num_seqs <= FIRST_BATCHES and bucket.kind == "decode")
+        ]
+
+    def _allocate_logits(self) -> None:
+        shape = self._limits.max_batch, self._rows.vocab_size
+        self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
+
+    def request_kernels(self) -> None:
+        """Do the work of all graphs once, within `compiling_ahead`; capture nothing."""
+        self._allocate_logits()
+        for bucket in [*self._first(), *list(self._sharing.values())[-1:]]:
+            self._work(bucket)
 
     def _free_bytes(self) -> int | None:
         device = self._rows.device

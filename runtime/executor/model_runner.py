@@ -361,6 +361,11 @@ class ModelRunner(StepRunner):
         if self._graphs is not None:
             self._graphs.capture(progress)
 
+    def request_kernels_of_graphs(self) -> None:
+        """Request the kernels of all CUDA graphs; call this within `compiling_ahead`."""
+        if self._graphs is not None:
+            self._graphs.request_kernels()
+
     @property
     def has_graphs(self) -> bool:
         """Whether CUDA graphs are captured."""
