@@ -1,6 +1,8 @@
 """Times paged attention with various tile sizes, and compares them with `triton_tiles`' choice.
 
-python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--json FILE]
+python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--fp8-decode] [--json FILE]
+
+`--fp8-decode` times only decoding, with keys and values in E4M3.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from headrace.bench.environment import describe_environment, write_json
 from kernels.paged_attention import reference, triton_plan
 from kernels.paged_attention import triton as ours
 from kernels.paged_attention.triton_tiles import Tile
+from kernels.triton_support.compile_ahead import compiling_ahead
 
 Seqs = list[tuple[int, int]]
 EXTEND: dict[str, Seqs] = {
@@ -80,6 +83,35 @@ def time_cut(
     return graph_us(calls, 9)
 
 
+FP8_CUTS = [Tile(n, w, s) for n, w in ((64, 2), (64, 4), (128, 4)) for s in (2, 3, 4, 5)]
+FP8_SEQS: dict[str, Seqs] = {
+    f"decode {count}x{kv_len}": [(kv_len, 1)] * count
+    for count, kv_len in ((1, 640), (16, 640), (64, 300), (64, 560), (64, 1024), (256, 660))
+}
+
+
+def time_fp8_decode(shape: tuple[int, int, int]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each case of decoding with its microseconds per layer, by tile."""
+    for name, seqs in FP8_SEQS.items():
+        step, plan = cut_step(shape, seqs, max(2, 512 // len(seqs) // 8), None)
+        kind = torch.float8_e4m3fn
+        step.layers = [(q, k.to(kind), v.to(kind), out) for q, k, v, out in step.layers]
+        chosen = runs(shape, step, plan)
+        calls = {cut_name(None, tile): runs(shape, step, plan, (tile, tile)) for tile in FP8_CUTS}
+        with compiling_ahead() as requests:
+            if requests is not None:
+                for each in calls.values():
+                    each[0]()
+        chosen[0]()
+        want = step.layers[0][3].clone()
+        taken = {"chosen": graph_us(chosen, 9)}
+        for cut, each in calls.items():
+            each[0]()
+            assert relative_error(step.layers[0][3], want) < 1e-2, cut
+            taken[cut] = graph_us(each, 9)
+        yield name, taken
+
+
 def cases(
     models: list[str],
 ) -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]]]:
@@ -107,11 +139,28 @@ def compile_share(models: list[str], share: int, of: int) -> None:
     torch.cuda.synchronize()
 
 
+def measure_fp8_decode(models: list[str], file: Path | None) -> None:
+    """Print the fastest tiles of decoding with E4M3 keys, and write them to a file."""
+    rows = []
+    for model in models:
+        for name, taken in time_fp8_decode(SHAPES[model]):
+            ordered = sorted((us, cut) for cut, us in taken.items())
+            rows.append({"model": model, "case": name, "cuts": ordered})
+            best = ", ".join(f"{us:.1f} {cut}" for us, cut in ordered[:4])
+            print(f"{model:>5} {name:<18} {taken['chosen']:8.2f}  {best}", flush=True)
+    if file:
+        write_json(file, {"environment": describe_environment(), "table": rows})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--fp8-decode", action="store_true", help="only decoding, with E4M3 keys")
     args = parser.parse_args()
+    if args.fp8_decode:
+        measure_fp8_decode(args.shape, args.json)
+        return
     processes = [
         multiprocessing.get_context("spawn").Process(target=compile_share, args=(args.shape, i, 12))
         for i in range(12)

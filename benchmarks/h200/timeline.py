@@ -1,6 +1,7 @@
 """Prints the kernels of one decode step in the order of their starts, from torch's profiler.
 
     python -m benchmarks.h200.timeline 0.5b --batch 64 --length 300 [--quantization fp8]
+        [--kv-cache-dtype fp8_e4m3]
 
 With dependent launches, a kernel can begin while the previous kernel still runs. The time that a
 kernel adds to the step is therefore counted from the end of the previous kernel to its own end. The
@@ -28,7 +29,9 @@ STEPS = 12
 LAST_KERNEL = "_decode_outputs_kernel"
 
 
-def record(shape: str, batch: int, length: int, quantization: str | None) -> list[dict[str, Any]]:
+def record(
+    shape: str, batch: int, length: int, quantization: str | None, kv_cache_dtype: str
+) -> list[dict[str, Any]]:
     """Return the kernels and copies of one step, with their times in microseconds.
 
     The step begins at the end of the previous step.
@@ -37,7 +40,7 @@ def record(shape: str, batch: int, length: int, quantization: str | None) -> lis
         model = write_shape(shape, Path(folder) / "model")
         words = model / "config.json"
         words.write_text(json.dumps(json.loads(words.read_text()) | as_override(quantization)))
-        ours = engine(model, max_total_tokens=400_000)
+        ours = engine(model, max_total_tokens=400_000, kv_cache_dtype=kv_cache_dtype)
         rng = np.random.default_rng(0)
         vocab_size = SHAPES[shape]["vocab_size"]
         add(ours, 1, [rng.integers(1, vocab_size, length) for _ in range(batch)], 400)
@@ -85,9 +88,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=300, help="tokens of each prompt")
     parser.add_argument("--quantization", help="as the server's option")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as the server's option")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    kernels = record(options.shape, options.batch, options.length, options.quantization)
+    kernels = record(
+        *(options.shape, options.batch, options.length),
+        *(options.quantization, options.kv_cache_dtype),
+    )
     for each in kernels:
         print(f"{each['start_us']:9.1f} {each['end_us']:9.1f} {each['name']}")
     times = added(kernels)

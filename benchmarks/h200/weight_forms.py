@@ -7,7 +7,7 @@ Each product of a layer is timed in CUDA graphs. Each call has weights of its ow
 are larger than the L2 cache. The printed bound is the time that memory needs for the weight's
 bytes, the tokens and the result, at the rate of a copy, which is measured first. From 256 tokens
 on, the speed relative to bf16 says more than the bound. `--tune` also times other tiles of the
-products with 4-bit codes.
+products with fp8 and 4-bit codes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from benchmarks.h200.timing import graph_us, relative_error
 from headrace.bench.environment import describe_environment, environment_line, write_json
 from kernels.fp8_linear import Blocks, Rounding
 from kernels.fp8_linear import encode as encode_fp8
-from kernels.fp8_linear.triton import Fp8Linear
+from kernels.fp8_linear.triton import MAX_TOKENS, Fp8Linear
+from kernels.fp8_linear.triton import Tile as Fp8Tile
+from kernels.fp8_linear.triton import multiply_few as multiply_few_fp8
 from kernels.group_linear import Form, encode
 from kernels.group_linear.triton import (
     Tile,
@@ -36,6 +38,11 @@ from kernels.group_linear.triton import (
 )
 from kernels.linear import PackedLinear
 from kernels.linear import pack as pack_plain
+from kernels.linear.triton_gemv import Cut, gemv
+from kernels.rounding.triton import round_tokens
+from kernels.triton_support.compile_ahead import compiling_ahead
+from kernels.triton_support.device import shared_memory
+from kernels.triton_support.split_k import fits
 
 
 def fp8(weight: Tensor) -> PackedLinear:
@@ -149,6 +156,64 @@ def tune(
     return found
 
 
+# Sizes for one token, whose programs have at most 64 numbers of each thread in registers.
+CUTS = [
+    Cut(rows, columns, warps)
+    for rows in (1, 2, 4, 8)
+    for columns in (1024, 2048, 4096)
+    for warps in (4, 8)
+    if 1024 < rows * columns <= 64 * 32 * warps
+]
+FP8_TILES = [
+    Fp8Tile(rows, columns, split, warps, stages)
+    for rows in (64, 128)
+    for columns in (128, 256)
+    for split in (1, 2, 4)
+    for warps in (4, 8)
+    for stages in (2, 3, 4, 6)
+    if rows == 128 or warps == 4
+]
+
+
+def tune_fp8(weights: Weights, rows: int, num_tokens: int, columns: int) -> dict[str, float]:
+    """Time tiles of the product with up to 64 tokens, whose activations are rounded already.
+
+    One token is not rounded; it is only rounded in `chosen`.
+    """
+    x = round_tokens(random(num_tokens, columns), Rounding())
+    calls: dict[str, Callable[[Fp8Linear], Tensor]] = {}
+    if num_tokens == 1:
+        plain = random(1, columns)
+        for cut in CUTS:
+            label = f"{cut.rows}x{cut.columns} w{cut.num_warps}"
+            calls[label] = lambda p, cut=cut: gemv(plain, p.codes, None, cut, scales=p.scales)  # type: ignore[misc]
+        calls["not rounded"] = lambda p: multiply_few_fp8(plain, None, p.codes, p.scales, None)
+    else:
+        block_m = max(16, num_tokens)
+        size = shared_memory(DEVICE).size - 1024
+        for t in FP8_TILES:
+            in_flight = t.num_stages * (t.rows + block_m) * t.columns
+            has_room = fits(-(-rows // t.rows), t.rows * block_m, t.split)
+            if in_flight > size or (t.split > 1 and not has_room):
+                continue
+            label = f"{t.rows}x{t.columns} split {t.split} w{t.num_warps} s{t.num_stages}"
+            calls[label] = lambda p, t=t: multiply_few_fp8(  # type: ignore[misc]
+                x.codes, x.scales, p.codes, p.scales, None, t
+            )
+    calls["chosen"] = lambda p: multiply_few_fp8(x.codes, x.scales, p.codes, p.scales, None)
+    first = weights.products[0]
+    assert isinstance(first, Fp8Linear)
+    with compiling_ahead() as requests:
+        if requests is not None:
+            for call in calls.values():
+                call(first)
+    taken = {label: weights.us(x.codes, lambda p, _, c=call: c(p)) for label, call in calls.items()}  # type: ignore[misc]
+    found = dict(sorted(taken.items(), key=lambda item: item[1]))
+    best = [f"{us:.2f} {label}" for label, us in list(found.items())[:6]]
+    print(f"  fp8 {num_tokens} tokens, chosen {taken['chosen']:.2f}:", "; ".join(best), flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,7 +221,9 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=("8b", "0.5b"), default=["8b", "0.5b"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 64, 256, 2048])
     parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), default=list(DEFAULT_FORMS))
-    parser.add_argument("--tune", action="store_true", help="time other tiles of 4-bit codes")
+    parser.add_argument(
+        "--tune", action="store_true", help="time other tiles of fp8 and 4-bit codes"
+    )
     parser.add_argument("--json", type=Path, help="write the figures")
     options = parser.parse_args()
     torch.manual_seed(1)
@@ -190,6 +257,12 @@ def main() -> None:
                 if options.tune and name in ("w4a16", "mxfp4"):
                     key = f"{shape} {product} {name}"
                     report["tuned"][key] = tune(name, weights, options.tokens, columns)
+                if options.tune and name == "fp8":
+                    report["tuned"][f"{shape} {product} fp8"] = {
+                        num_tokens: tune_fp8(weights, rows, num_tokens, columns)
+                        for num_tokens in options.tokens
+                        if num_tokens <= MAX_TOKENS
+                    }
                 del weights
     report["wrong"] = wrong
     if options.json:

@@ -2,10 +2,10 @@
 
 The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
 does. Four products exist. One token is multiplied without tensor cores
-(`kernels.linear.triton_gemv`). For up to 64 tokens, a kernel of ours reads the codes once and is
-limited by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another
-kernel of ours if they belong to blocks. If a scheme does not round activations, codes are converted
-to bfloat16 inside the product.
+(`kernels.linear.triton_gemv`), and is only rounded if the checkpoint has static scales. For up to
+64 tokens, a kernel of ours reads the codes once and is limited by memory. For more tokens,
+`torch._scaled_mm` is used if scales belong to rows, and another kernel of ours if they belong to
+blocks. If a scheme does not round activations, codes are converted to bfloat16 inside the product.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 
@@ -18,7 +18,7 @@ become faster. The tiles are the fastest of those that were tried on the H100.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel's parameters
+# ruff: noqa: PLR0913, C901 a kernel's parameters, and its variants, of which one is compiled
 
 from dataclasses import dataclass, replace
 
@@ -27,6 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.activation import Activation, act_and_mul
+from kernels.activation.triton import activated
 from kernels.fp8_linear import BLOCK_COLUMNS
 from kernels.linear import PackedLinear
 from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
@@ -61,11 +63,19 @@ def _few_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    if ACTIVATION is not None:
+        # As in `kernels.linear.triton`, a block has as many rows of gate as of up.
+        place = tl.arange(0, BLOCK_N)
+        half: tl.constexpr = BLOCK_N // 2
+        width = out_features // 2
+        feature = place // half * width + block * half + place % half
+    else:
+        feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     here = feature < out_features
     share = tl.cdiv(tl.cdiv(in_features, BLOCK_K), SPLIT_K) * BLOCK_K
@@ -115,6 +125,18 @@ def _few_kernel(
             acc *= tl.load(x_scale_ptr + token, mask=token < num_tokens, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=here, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, BLOCK_M)), (1, 2, 0)))
+        # Both are rounded like a product, as if the activation were a kernel of its own.
+        gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
+        up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
+        column = block * half + tl.arange(0, half)
+        tl.store(
+            out_ptr + token.to(tl.int64)[None, :] * width + column[:, None],
+            (activated(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty),
+            mask=(column < width)[:, None] & (token < num_tokens)[None, :],
+        )
+        return
     tl.store(
         out_ptr + token.to(tl.int64)[None, :] * out_features + feature[:, None],
         acc.to(out_ptr.dtype.element_ty),
@@ -199,17 +221,33 @@ class Tile:
     num_stages: int
 
 
+# Programs that fill the device. With 64 tokens on an H200, 96 programs that share no columns are
+# faster than 192 that do, and 128 that do are faster than 64 that do not.
+_ENOUGH = 96
+# From this number of blocks on, several programs run on each multiprocessor of a large GPU.
+_MANY_BLOCKS = 264
+
+
 def tile_of(out_features: int, in_features: int, block_m: int, *, has_blocks: bool) -> Tile:
-    """Return the tile for a product of up to `block_m` tokens."""
-    columns, enough = (BLOCK_COLUMNS, 128) if has_blocks else (256, 64)
+    """Return the tile for a product of up to `block_m` tokens.
+
+    Microseconds of a product on an H200 with the tiles before, which were chosen on an H100, and
+    with the present ones, with 64 tokens (`benchmarks.h200.weight_forms --forms fp8 --tune`):
+    28672x4096 41.6 and 35.4, 6144x4096 10.2 both, 4096x4096 9.3 and 8.2, 4096x14336 26.5 and 20.2.
+    """
     blocks, split = triton.cdiv(out_features, 64), 1
+    columns, enough = (BLOCK_COLUMNS, 128) if has_blocks else (256, _ENOUGH)
+    if not has_blocks and blocks >= _MANY_BLOCKS:
+        # Programs on the same multiprocessor hide each other's starts and ends.
+        return Tile(64, 128, 1, 4, 3)
     while (
         blocks * split < enough
         and 4 * split * columns <= in_features
         and fits(blocks, 64 * block_m, 2 * split)
     ):
         split *= 2
-    return Tile(64, columns, split, 4, 4)
+    deep = not has_blocks and (block_m < 64 or in_features > 8192)
+    return Tile(64, columns, split, 4, 6 if deep else 4)
 
 
 def multiply_few(
@@ -219,6 +257,7 @@ def multiply_few(
     scales: Tensor,
     bias: Tensor | None,
     tile: Tile | None = None,
+    gated: Activation | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias`; fastest for at most `MAX_TOKENS` tokens.
 
@@ -232,22 +271,26 @@ def multiply_few(
         bias: `[out_features]`, or `None`.
         tile: `None` for the tile that suits the shape. A tile that splits columns supports few
             tokens only.
+        gated: if given, the result is `gated(gate) * up`, where gate and up are halves of the
+            product's columns. The tile must not split columns.
 
     Returns:
-        `[num_tokens, out_features]` bfloat16.
+        `[num_tokens, out_features]` bfloat16, or half as wide if `gated` is given.
     """
     num_tokens, in_features = x.shape
-    if num_tokens == 1 and in_features <= MAX_IN_FEATURES and tile is None:
+    if gated is None and num_tokens == 1 and in_features <= MAX_IN_FEATURES and tile is None:
         return gemv(x, codes, bias, scales=scales, x_scales=x_scales)
     out_features = len(codes)
-    out = torch.empty(num_tokens, out_features, dtype=torch.bfloat16, device=x.device)
+    width = out_features if gated is None else out_features // 2
+    out = torch.empty(num_tokens, width, dtype=torch.bfloat16, device=x.device)
     block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
     has_blocks = in_features > BLOCK_COLUMNS and scales.shape[1] > 1
     if tile is None:
         tile = tile_of(out_features, in_features, block_m, has_blocks=has_blocks)
-        if num_tokens > MAX_TOKENS:
+        if num_tokens > MAX_TOKENS or gated is not None:
             tile = replace(tile, split=1)
     blocks, token_blocks = triton.cdiv(out_features, tile.rows), triton.cdiv(num_tokens, block_m)
+    assert gated is None or tile.split == 1
     partials, arrived = out, out
     if tile.split > 1:
         partials, arrived = space(x.device, blocks * token_blocks, tile.rows * block_m, tile.split)
@@ -274,6 +317,7 @@ def multiply_few(
         STAGES=shared_memory(x.device).stages(
             tile.num_stages, (tile.rows + block_m * x.itemsize) * tile.columns
         ),
+        ACTIVATION=gated,
         num_warps=tile.num_warps,
         **launch_options(x.device),
     )
@@ -338,7 +382,12 @@ class Fp8Linear(PackedLinear):
             bias: `[out_features]` bfloat16, or `None`.
         """
         super().__init__(codes.shape[1], codes.shape[0])
-        self.codes, self.rounding, self.bias = codes, rounding, bias
+        self.codes, self.bias = codes, bias
+        # The product of one token does not use tensor cores, so it need not round, which would take
+        # a launch and precision. Static scales are the checkpoint's choice.
+        if rounding is not None and rounding.scale is None:
+            rounding = replace(rounding, least_tokens=2)
+        self.rounding = rounding
         self.scales = scales.t().contiguous().t()
 
     @property
@@ -347,10 +396,13 @@ class Fp8Linear(PackedLinear):
         return self.codes.nbytes + self.scales.nbytes + bias
 
     def __call__(self, x: Activations) -> Tensor:
-        if self.rounding is None:
-            assert isinstance(x, Tensor)
-            return multiply_few(x, None, self.codes, self.scales, self.bias)
-        rounded = x if isinstance(x, RoundedTokens) else round_tokens(x, self.rounding)
+        rounded = x
+        if isinstance(x, Tensor):
+            if self.rounding is None or len(x) < self.rounding.least_tokens:
+                return multiply_few(x, None, self.codes, self.scales, self.bias)
+            rounded = round_tokens(x, self.rounding)
+        assert isinstance(rounded, RoundedTokens)
+        assert self.rounding is not None
         codes, scales = rounded.codes, rounded.scales
         if len(codes) <= MAX_TOKENS:
             return multiply_few(codes, scales, self.codes, self.scales, self.bias)
@@ -369,6 +421,19 @@ class Fp8Linear(PackedLinear):
                 use_fast_accum=True,
             )
         return out if self.bias is None else out.add_(self.bias)
+
+    def gates_in_one_kernel(self, num_tokens: int) -> bool:
+        return 2 <= num_tokens <= MAX_TOKENS
+
+    def gated(self, x: Activations, activation: Activation) -> Tensor:
+        if not self.gates_in_one_kernel(len(x)):
+            return act_and_mul(self(x), activation)
+        scales = None
+        if self.rounding is not None:
+            rounded = x if isinstance(x, RoundedTokens) else round_tokens(x, self.rounding)
+            x, scales = rounded.codes, rounded.scales
+        assert isinstance(x, Tensor)
+        return multiply_few(x, scales, self.codes, self.scales, self.bias, gated=activation)
 
     def unpack(self) -> Tensor:
         """Return the float32 `[out_features, in_features]` numbers that the codes stand for."""

@@ -80,6 +80,13 @@ class PackedLinear(ABC):
         """
         return act_and_mul(self(x), activation)
 
+    def gates_in_one_kernel(self, num_tokens: int) -> bool:  # noqa: ARG002  # most never do
+        """Whether `gated` is faster than the product and an activation that rounds its result.
+
+        This matters only if the product after the activation has a `rounding`.
+        """
+        return False
+
     def activated(self, x: Tensor, activation: Unary) -> Tensor:
         """Return `activation(x @ weight.T + bias)`, a new `[num_tokens, out_features]` tensor."""
         return unary(self(x), activation)

@@ -30,10 +30,12 @@ class Cut(NamedTuple):
     Attributes:
         rows: rows of the weight.
         columns: columns that are added up at a time.
+        num_warps: warps of a program.
     """
 
     rows: int
     columns: int
+    num_warps: int = 4
 
 
 def cut_of(in_features: int, bits: int = 16) -> Cut:
@@ -215,7 +217,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         ROWS=cut.rows,
         COLUMNS=max(128, min(cut.columns, triton.next_power_of_2(in_features))),
-        num_warps=4,
+        num_warps=cut.num_warps,
         num_stages=1,
         **launch_options(x.device),
     )

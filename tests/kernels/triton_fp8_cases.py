@@ -42,19 +42,43 @@ def test_products(shape: tuple[int, int], form: str, num_tokens: int) -> None:
     torch.testing.assert_close(linear.unpack().double(), weight)
     if num_tokens > 64 and form == "rows" and not ON_GPU:
         pytest.skip("the product of many tokens is the library's")
-    seen = x.float() if rounding is None else round_activations(x, rounding)
+    # One token is not rounded.
+    plain = rounding is None or num_tokens == 1
+    seen = x.float() if rounding is None or plain else round_activations(x, rounding)
     expected = seen.double() @ weight.T + bias.double()
     # A quotient in the middle between two codes may go to either.
-    close = {"rtol": 2**-7, "atol": (2e-4 if rounding is None else 2e-3) * shape[1] ** 0.5}
+    close = {"rtol": 2**-7, "atol": (2e-4 if plain else 2e-3) * shape[1] ** 0.5}
     torch.testing.assert_close(linear(x).double(), expected, **close)
     if num_tokens <= 64:
         x_scales = None
-        if rounding is not None:
+        if not plain:
             rounded = round_tokens(x, rounding)
             assert torch.equal(linear(rounded), linear(x))
             x, x_scales = rounded.codes, rounded.scales
         split = multiply_few(x, x_scales, codes, linear.scales, bias, Tile(64, 128, 2, 4, 3))
         torch.testing.assert_close(split.double(), expected, **close)
+    if num_tokens == 1 and rounding is not None:
+        rounded = round_tokens(x, rounding)
+        expected = round_activations(x, rounding).double() @ weight.T + bias.double()
+        close["atol"] = 2e-3 * shape[1] ** 0.5
+        torch.testing.assert_close(linear(rounded).double(), expected, **close)
+
+
+@pytest.mark.parametrize("form", ["rows", "blocks", "plain_rows", "int8"])
+@pytest.mark.parametrize("num_tokens", [2, 40, 64])
+def test_gated_products(form: str, num_tokens: int) -> None:
+    rows, columns = SHAPES[0]
+    group, dtype = 128 if form == "blocks" else 0, torch.int8 if form == "int8" else CODES
+    codes, scales = encode(numbers(2 * rows, columns) * 0.1, Blocks(1, group), dtype)
+    rounding = None if form.startswith("plain") else Rounding(group, None, dtype)
+    linear = Fp8Linear(codes, scales, rounding, numbers(2 * rows).bfloat16())
+    assert linear.gates_in_one_kernel(num_tokens)
+    x = numbers(num_tokens, columns).bfloat16()
+    expected = activation.act_and_mul(linear(x), "silu")
+    # The same sums, perhaps in another order, which the gate may round to the next number.
+    found, wanted = linear.gated(x, "silu").double(), expected.double()
+    assert (found - wanted).norm() / wanted.norm() < 2**-7
+    assert not linear.gates_in_one_kernel(1)
 
 
 @pytest.mark.parametrize(("group", "codes"), [(0, CODES), (128, CODES), (0, torch.int8)])

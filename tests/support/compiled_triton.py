@@ -210,6 +210,7 @@ def fp8(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         "BLOCK_K": tile.columns,
         "SPLIT_K": tile.split,
         "STAGES": shared.stages(tile.num_stages, (tile.rows + 128) * tile.columns),
+        "ACTIVATION": None,
         "PDL": pdl,
     }
     yield "fp8, few tokens", fp8_linear._few_kernel, constants, tile.num_warps

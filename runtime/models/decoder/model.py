@@ -174,7 +174,7 @@ class DecoderMLP:
     def forward(self, hidden: Activations) -> Tensor:
         """Compute the block: `[num_tokens, hidden_size]` to a new tensor of the same shape."""
         rounding = self.down_proj.rounding
-        if rounding is None:
+        if rounding is None or self.gate_up_proj.gates_in_one_kernel(len(hidden)):
             return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
         both = self.gate_up_proj.apply(hidden)
         return self.down_proj.apply(act_and_mul_rounded(both, self.activation, rounding))

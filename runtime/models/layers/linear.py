@@ -234,6 +234,13 @@ class Linear(WeightHolder):
             return None
         return packed.rounding
 
+    def gates_in_one_kernel(self, num_tokens: int) -> bool:
+        """See `PackedLinear.gates_in_one_kernel`."""
+        packed = self.matrix.packed
+        if packed is None or (self._adapters is not None and self._adapters[1].is_on):
+            return False
+        return packed.gates_in_one_kernel(num_tokens)
+
     @property
     def packed(self) -> PackedLinear | None:
         """The product without the sum over ranks; `None` if the weight is not loaded."""
