@@ -78,7 +78,7 @@ def unavailable(codes: torch.dtype = CODES) -> str:
 
 
 def encode(
-    matrix: Tensor, blocks: Blocks, codes_dtype: torch.dtype = CODES
+    matrix: Tensor, blocks: Blocks, codes_dtype: torch.dtype = CODES, num_scales: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Round a matrix to codes with scales.
 
@@ -86,6 +86,9 @@ def encode(
         matrix: `[rows, columns]`, a floating dtype.
         blocks: the blocks of numbers that share a scale.
         codes_dtype: E4M3 or int8.
+        num_scales: number of scales that are tried for each block: the least one with which all
+            numbers fit, and larger ones, up to twice as large. The one with the least sum of
+            squared errors is used.
 
     Returns:
         Codes of the shape of `matrix`, and float32 scales of shape `blocks.scales_shape`.
@@ -96,9 +99,25 @@ def encode(
     num_high, num_wide = blocks.scales_shape(shape)
     padding = (0, num_wide * wide - shape[1], 0, num_high * high - shape[0])
     parts = torch.nn.functional.pad(numbers, padding).view(num_high, high, num_wide, wide)
-    scales = scale_of(parts.abs().amax((1, 3)), codes_dtype)
-    codes = to_codes(parts / scales[:, None, :, None], codes_dtype)
+    least = scale_of(parts.abs().amax((1, 3)), codes_dtype)
+    scales, codes = least, to_codes(parts / least[:, None, :, None], codes_dtype)
+    if num_scales > 1:
+        error = _squared_error(parts, codes, scales)
+    for index in range(1, num_scales):
+        other = least * 2 ** (index / num_scales)
+        others = to_codes(parts / other[:, None, :, None], codes_dtype)
+        found = _squared_error(parts, others, other)
+        is_better = found < error
+        error, scales = torch.minimum(error, found), torch.where(is_better, other, scales)
+        # Some devices cannot select 8-bit floats.
+        mine, theirs = codes.view(torch.uint8), others.view(torch.uint8)
+        codes = torch.where(is_better[:, None, :, None], theirs, mine).view(codes_dtype)
     return codes.view(num_high * high, -1)[: shape[0], : shape[1]].contiguous(), scales
+
+
+def _squared_error(parts: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the sum of squared errors of each block; see `encode`."""
+    return (codes.float() * scales[:, None, :, None] - parts).square_().sum((1, 3))
 
 
 class RoundedLinear(PackedLinear):

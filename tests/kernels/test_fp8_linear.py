@@ -32,6 +32,23 @@ def test_codes_are_within_a_sixteenth(blocks: Blocks) -> None:
     assert bool(((values - matrix).abs() <= matrix.abs() / 16 + least).all())
 
 
+@pytest.mark.parametrize("blocks", [Blocks(1, 0), Blocks(128, 128)])
+def test_the_best_of_several_scales(blocks: Blocks) -> None:
+    matrix = numbers(200, 300)
+    errors = []
+    for count in (1, 8):
+        codes, scales = encode(matrix, blocks, num_scales=count)
+        factors = spread(scales, blocks, matrix.shape)
+        assert float((codes.float() * factors).abs().max()) <= float(matrix.abs().max()) * 17 / 16
+        errors.append(float((codes.float() * factors - matrix).square().sum()))
+    assert errors[1] < 0.98 * errors[0]
+    # Codes and scale of each block belong together.
+    least = encode(matrix, blocks)[1]
+    assert bool(((scales >= least) & (scales < 2 * least)).all())
+    again = (matrix / factors).to(torch.float8_e4m3fn)
+    assert torch.equal(again.float(), codes.float())
+
+
 def test_whole_numbers_are_within_half_a_step() -> None:
     matrix = numbers(200, 300) * 3
     codes, scales = encode(matrix, Blocks(1, 0), torch.int8)

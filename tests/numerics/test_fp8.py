@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from kernels.fp8_linear import Blocks, encode
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.quantization.fp8.front import Fp8Quantization
+from runtime.models.quantization.fp8.parameters import NUM_SCALES
 from runtime.models.quantization.module_lists import Modules
 from runtime.models.registry import read_model_spec
 from runtime.weights.live_weights import LiveWeights
@@ -218,10 +220,10 @@ def test_floats_become_codes_while_they_load(name: str, tmp_path: Path) -> None:
     spec = read_model_spec(source, {"quantization": "fp8"})
     assert isinstance(spec.quantization, Fp8Quantization)
     coded = {each.name for each in spec.logical_weights if spec.quantization.scheme(each)}
-    values = {
-        key: to_codes(each.float(), (1, 0))[2] if key in coded else each
-        for key, each in load_file(source / "model.safetensors").items()
-    }
+    values = dict(load_file(source / "model.safetensors"))
+    for key in coded & values.keys():
+        codes, scales = encode(values[key], Blocks(1, 0), num_scales=NUM_SCALES)
+        values[key] = codes.float() * scales
     assert {key for key in values if is_linear(key, tuple(values[key].shape))} <= coded
     tokens = prompt()
     driver = Driver(load_model(source, spec, context(), lambda share: None))

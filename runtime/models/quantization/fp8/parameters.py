@@ -12,6 +12,10 @@ from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.parameter import Parameter, WeightShard
 from runtime.models.quantization.fp8.scheme import Fp8Scheme
 
+# Scales that are tried for each row of floats that become E4M3; see `kernels.fp8_linear.encode`. Of
+# SmolLM2-135M with only its weights in E4M3, 8 instead of 1 lower the mean divergence (KL) from the
+# floats from 0.0170 to 0.0096 on 1,022 tokens.
+NUM_SCALES = 8
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
@@ -138,8 +142,12 @@ class CodeParameter(Parameter):
         elif tensor.dtype is self.codes_dtype(shard_name):
             part = self._part(shard, tensor)
         else:
+            codes_dtype = CODES[scheme.codes]
+            # The codes of int8 are equally far apart, so the least scale is the best.
+            searches = codes_dtype is torch.float8_e4m3fn and scheme.block == (1, 0)
+            num_scales = NUM_SCALES if searches else 1
             codes, scales = encode(
-                tensor.to(self.device), self.blocks(shard_name), CODES[scheme.codes]
+                tensor.to(self.device), self.blocks(shard_name), codes_dtype, num_scales
             )
             self.scale.fill(shard_name, scales)
             part = self._part(shard, codes)
