@@ -21,12 +21,14 @@ second, from the first of these turns to the last, and when the streams run alon
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
@@ -35,6 +37,7 @@ from tests.support.engine import InProcessEngine
 _NEW_TOKENS, _ANSWER = 24, 4
 _ALONE_STEPS = 64
 _PAGE = 16
+WAYS = ("fits", "host", "computed")
 
 
 class Run:
@@ -140,15 +143,21 @@ def main() -> None:
     parser.add_argument("--steps-between", type=int, default=12, help="steps between two requests")
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=WAYS, help="which of the servers"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as name:
         folder = write_shape(args.shape, Path(name) / args.shape)
-        for way in ("fits", "host", "computed"):
+        for way in args.ways:
             run = Run(folder, SHAPES[args.shape]["vocab_size"], args, way)
             results[way] = found = run.measure()
             del run
+            gc.collect()
+            if args.device == "cuda":
+                torch.cuda.empty_cache()
             ttft = found["ttft_s"]
             print(
                 f"{way:9} first token p50 {ttft['p50'] * 1e3:.0f} p90 {ttft['p90'] * 1e3:.0f} "

@@ -1,20 +1,23 @@
 """Times decode steps and prompts of Qwen3-Next's layers on one GPU, in process.
 
-    python -m benchmarks.h200.hybrids --layers 4 --batch 64
+    python -m benchmarks.h200.hybrids --layers 4 --batch 64 [--kernels 12]
 
 Layers, heads and experts have the sizes of Qwen3-Next 80B-A3B. Only the number of layers is
 smaller, so that random weights fit into memory; as in the real model, one layer in four has
 attention. The printed bound counts what a decode step must move through memory once: the weights of
 the experts that the batch is expected to choose, all other weights, the recurrent states (read and
-written), and the keys and values.
+written), and the keys and values. `--kernels` lists the longest kernels of a prompt, and the share
+of matrix products in the time of all kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ from tests.support.engine import InProcessEngine
 # Bytes per second of an H200's memory, measured as the reads and writes of a 4 GiB copy.
 COPY_BYTES_S = 4.2e12
 PAGE = 16
+# Names of kernels that compute products of linear layers or experts.
+PRODUCT = re.compile("nvjet|gemm|cutlass|linear_kernel|product_kernel|gated_kernel|gemv")
 
 
 def write_config(folder: Path, num_layers: int) -> None:
@@ -68,8 +73,27 @@ def steps(engine: InProcessEngine, num: int) -> float:
     return (time.perf_counter() - started) / num
 
 
+def print_kernels(engine: InProcessEngine, prompt: list[int], num: int) -> None:
+    """Print the `num` longest kinds of kernels of a prompt, and the share of matrix products."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        engine.generate(prompt, 1, ignore_eos=True)
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name] += event.time_range.elapsed_us()
+    products = sum(us for name, us in times.items() if PRODUCT.search(name))
+    print(
+        f"kernels of the prompt: {times.total() / 1e3:.1f} ms, "
+        f"{products / times.total():.0%} of them in matrix products"
+    )
+    for name, us in times.most_common(num):
+        print(f"  {us / 1e3:7.3f} ms {name[:70]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--kernels", type=int, default=0)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--prompt", type=int, default=8192)
@@ -111,6 +135,8 @@ def main() -> None:
             engine.generate(prompt[:length], 1, ignore_eos=True)
             took = time.perf_counter() - started
             print(f"prompt of {length} ({title}): {took * 1e3:.1f} ms")
+        if args.kernels:
+            print_kernels(engine, rng.integers(3, 1000, args.prompt).tolist(), args.kernels)
         started = time.perf_counter()
         engine.generate(prompt + prompt[:60], 1, ignore_eos=True)
         print(
