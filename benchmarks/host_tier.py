@@ -66,7 +66,7 @@ class Run:
             chunked_prefill_size=args.chunk,
             overlap=args.device == "cuda",
             num_threads=args.threads,
-            host_pool_ratio=1.2 / args.share if way == "host" else 0.0,
+            host_pool_ratio=1.2 * of_all / (pool + of_streams) if way == "host" else 0.0,
         )
         self._next_id = args.streams + 1
 
