@@ -73,6 +73,8 @@ _SHARED_GAUGES = {
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
     "load_back_tokens_total": "Tokens that came back from host memory to the KV pool.",
+    "prefetched_tokens_total": "Tokens that came back from files to host memory.",
+    "backuped_tokens_total": "Tokens whose pages were written to files.",
     "images_computed_total": "Images that the model's vision tower computed.",
     "image_cache_hits_total": "Images of prompts whose embeddings were in the image cache.",
     "num_nan_requests_total": "Requests that failed because the model computed NaN for them.",

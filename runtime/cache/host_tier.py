@@ -9,6 +9,9 @@ plan carries all copies in the order of the decisions. On a GPU those that bring
 beside the steps; a step that needs what they read or write waits for them, by their ticket: the
 number of the plan that had them.
 
+With a file tier, pages that arrived in host memory are also written to files (`FileTier`), and come
+back to host memory from there before a request that begins with them is admitted.
+
 Source: the tiers are those of SGLang's HiCache; the keys are those of vLLM's prefix cache.
 """
 
@@ -16,25 +19,37 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.cache.file_tier import Fetch, FileTier, Moved
+from runtime.cache.page_files import KEY_BYTES
 from runtime.cache.page_pool import PagePool, Pages
 from runtime.step.step_plan import HostCopies, Int32Array
 
 if TYPE_CHECKING:
     from runtime.cache.block_table import BlockTable
 
-# Two different prefixes have equal keys with a probability of 2**-64 among 2**32 pages.
-_KEY_BYTES = 16
+logger = logging.getLogger(__name__)
+
+# Namespaces that begin with these mean something else after a restart: weights that were loaded
+# while serving, and adapters, whose numbers are given anew. Names of clients begin otherwise.
+WEIGHTS, ADAPTER = "weights ", "lora "
+_FOR_FILES, _NOT_FOR_FILES = b"\1", b"\0"
 
 
 def root_key(namespace: str) -> bytes:
-    """Return the key that comes before the first page of a sequence."""
-    return hashlib.sha256(namespace.encode()).digest()
+    """Return the key that comes before the first page of a sequence.
+
+    The last byte of each key says whether the page may be in a file.
+    """
+    is_lasting = not namespace.startswith((WEIGHTS, ADAPTER))
+    end = _FOR_FILES if is_lasting else _NOT_FOR_FILES
+    return hashlib.sha256(namespace.encode()).digest() + end
 
 
 def _copies_are_done() -> int:
@@ -47,6 +62,7 @@ class HostTier:
     Attributes:
         pool: free host pages.
         num_loaded: pages that came back to the device so far.
+        files: the files of pages; `None` for none.
         last_done: returns the ticket of the latest copies that are known to be done; on a CPU the
             copies of a step are done before the step.
     """
@@ -60,10 +76,13 @@ class HostTier:
         """
         self.pool = PagePool(num_pages)
         self.num_loaded = 0
+        self.files: FileTier | None = None
         self.last_done: Callable[[], int] = _copies_are_done
         self._page_size = page_size
         # Host page of each key, the longest unused first.
         self._held: dict[bytes, int] = {}
+        # Keys of pages that are to be written to files, those that arrived first in front.
+        self._unwritten: dict[bytes, None] = {}
         # Page, host page and direction (to the host) of each copy that the next plan carries.
         self._copies: list[tuple[int, int, bool]] = []
         self._ticket = self._needed = 0
@@ -80,7 +99,8 @@ class HostTier:
         data, size = tokens.tobytes(), self._page_size * tokens.itemsize
         for end in range(size, len(data) + 1, size):
             page = data[end - size : end]
-            before = hashlib.blake2b(page, digest_size=_KEY_BYTES, key=before).digest()
+            digest = hashlib.blake2b(page, digest_size=KEY_BYTES, key=before).digest()
+            before = digest + before[-1:]
             yield before
 
     def find(self, keys: Iterable[bytes]) -> list[bytes]:
@@ -103,14 +123,111 @@ class HostTier:
         for key, page in zip(reversed(keys), reversed(pages.tolist()), strict=True):
             host_page = self._held.pop(key, 0)
             if not host_page:
-                if not self.pool.num_free:
-                    oldest = self._held.pop(next(iter(self._held)))
-                    self.pool.give_back(np.array([oldest], dtype=np.int32))
-                host_page = int(self.pool.take(1)[0])
+                host_page = self._make_room()
+                if not host_page:
+                    continue
                 # An earlier copy of that host page may still run.
                 self._needed = max(self._needed, self._latest[host_page])
                 self._add(page, host_page, to_host=True)
             self._held[key] = host_page
+        files = self.files
+        if files is not None and files.is_on and keys and keys[0].endswith(_FOR_FILES):
+            missing = (key for key in keys if key in self._held and key not in files)
+            self._unwritten.update(dict.fromkeys(missing))
+
+    def _make_room(self, done: int = sys.maxsize, kept: Container[bytes] = ()) -> int:
+        """Return a host page, for which the page unused for the longest time makes room.
+
+        Args:
+            done: the host page is one whose copies are done up to this ticket.
+            kept: keys of pages that make no room.
+
+        Returns:
+            The host page; 0 if there is none, because files are written from the others.
+        """
+        if self.pool.num_free:
+            pages = self.pool.take(1)
+            if self._latest[int(pages[0])] <= done:
+                return int(pages[0])
+            self.pool.give_back(pages)
+        busy: Container[int] = () if self.files is None else self.files.busy
+        for key, host_page in self._held.items():
+            if host_page not in busy and self._latest[host_page] <= done and key not in kept:
+                del self._held[key]
+                self._unwritten.pop(key, None)
+                return host_page
+        return 0
+
+    def fetch(self, keys: list[bytes]) -> Fetch | None:
+        """Start to read pages from files into host memory, as far as files have them.
+
+        Args:
+            keys: keys of consecutive pages of a sequence, which are not on the device.
+
+        Returns:
+            What the sequence's request waits for; `None` if there is nothing to wait for.
+        """
+        files = self.files
+        if files is None:
+            return None
+        found = self.find(keys)
+        self.touch(found)
+        fetch, kept, done = Fetch(), frozenset(keys), self._num_done()
+        for key in keys[len(found) :]:
+            if key in self._held:
+                continue
+            if key not in files.reading:
+                if not key.endswith(_FOR_FILES) or key not in files:
+                    break
+                host_page = self._make_room(done, kept)
+                if not host_page:
+                    break
+                files.read(key, host_page)
+            fetch.keys.append(key)
+        return fetch if fetch.keys else None
+
+    def is_waiting(self, fetch: Fetch | None) -> bool:
+        """Whether a request should wait for the pages that are read for it."""
+        return fetch is not None and self.files is not None and self.files.is_waiting(fetch)
+
+    @property
+    def is_reading_files(self) -> bool:
+        """Whether pages are being read from files."""
+        return self.files is not None and bool(self.files.reading)
+
+    def _num_done(self) -> int:
+        """Return the ticket of the latest copies that were launched and are done."""
+        return min(self.last_done(), self._ticket)
+
+    def move_files(self) -> None:
+        """Take over what was read from files, and start to write what arrived in host memory."""
+        files = self.files
+        if files is None:
+            return
+        for moved in files.finished():
+            self._take_over(moved)
+        done = self._num_done() if self._unwritten else 0
+        while self._unwritten and files.may_write:
+            key = next(iter(self._unwritten))
+            host_page = self._held[key]
+            if self._latest[host_page] > done:
+                break
+            del self._unwritten[key]
+            if host_page not in files.busy and files.is_on:
+                files.write(key, host_page)
+
+    def _take_over(self, moved: Moved) -> None:
+        if moved.is_read and moved.succeeded and moved.key not in self._held:
+            self._held[moved.key] = moved.host_page
+        elif self._held.get(moved.key) != moved.host_page:
+            self.pool.give_back(np.array([moved.host_page], dtype=np.int32))
+
+    def stop_files(self) -> None:
+        """Neither find nor write files from now on, because the weights change."""
+        self._unwritten.clear()
+        if self.files is not None and self.files.is_on:
+            self.files.is_on = False
+            logger.info("The weights change: files of the prefix cache are not used any more")
 
     def load(self, block_table: BlockTable, keys: list[bytes]) -> int:
         """Copy pages back to the device.
@@ -165,9 +282,14 @@ class HostTier:
         return copies
 
     def clear(self) -> None:
-        """Forget all pages. Copies that are still to be made change nothing that is found later."""
+        """Forget all pages in host memory; files stay.
+
+        Copies that are still to be made change nothing that is found later.
+        """
         self._held.clear()
-        self.pool.reset(np.empty(0, dtype=np.int32))
+        self._unwritten.clear()
+        busy = [] if self.files is None else list(self.files.busy)
+        self.pool.reset(np.array(busy, dtype=np.int32))
 
     def recover(self) -> None:
         """After an exception: forget all pages, and have the next step wait for all copies."""
@@ -180,6 +302,8 @@ class HostTier:
         Raises:
             AssertionError: a host page is lost or used twice.
         """
-        pages = np.sort([*self.pool.free_pages().tolist(), *self._held.values()])
+        held = self._held.values()
+        moving = set() if self.files is None else set(self.files.busy).difference(held)
+        pages = np.sort([*self.pool.free_pages().tolist(), *held, *moving])
         is_whole = np.array_equal(pages, np.arange(1, self.pool.num_pages + 1))
         assert is_whole, "host pages were lost or doubled"

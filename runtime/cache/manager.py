@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runtime.cache.block_table import BlockTable
+from runtime.cache.file_tier import Fetch
 from runtime.cache.host_tier import HostTier, root_key
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
@@ -252,6 +253,17 @@ class CacheManager:
             num_cached += self.host.load(block_table, keys) * self.page_size
         return num_cached
 
+    def fetch(self, prefix: Tokens, namespace: str) -> Fetch | None:
+        """Start to read what files have of a waiting request's prompt; see `HostTier.fetch`.
+
+        `prefix` has the keys of the tokens that may come from the cache.
+        """
+        if self.host is None or self.host.files is None or not self.enable_prefix_cache:
+            return None
+        known = prefix[: max(len(prefix) - 1, 0)]
+        num_pages = self.tree.count_pages(known, namespace)
+        return self.host.fetch(list(self.host.keys(known, root_key(namespace)))[num_pages:])
+
     def is_loading(self, block_table: BlockTable) -> bool:
         """Whether a step with the request would wait for pages from host memory."""
         return self.host is not None and self.host.is_loading(block_table)
@@ -409,6 +421,21 @@ class CacheManager:
             self.states.collect()
         if self.host is not None:
             self.host.clear()
+
+    def move_files(self) -> None:
+        """Go on with copies between host memory and files, if there are files."""
+        if self.host is not None:
+            self.host.move_files()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether pages are being read from files."""
+        return self.host is not None and self.host.is_reading_files
+
+    def stop_files(self) -> None:
+        """Use no files from now on, because the weights change."""
+        if self.host is not None:
+            self.host.stop_files()
 
     def publish_events(self) -> None:
         """Publish which pages entered or left the prefix cache since the last call, if enabled."""

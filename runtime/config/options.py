@@ -13,6 +13,7 @@ from runtime.config.kv_events_config import KVEventsConfig
 from runtime.config.lora_options import LoraArgs, LoraLimits
 from runtime.config.media_options import MediaArgs
 from runtime.config.option_field import option
+from runtime.config.page_files_config import PageFilesConfig
 from runtime.config.parallel_options import NodeLink, ParallelArgs
 from runtime.config.scheduling_options import SchedulingArgs
 
@@ -333,6 +334,7 @@ class WorkerConfig:
         kv_events: where events about the prefix cache are published; `None` for nowhere.
         pp_size: number of pipeline stages, each of `tp_size` ranks.
         host_pool_ratio: number of pages in host memory for each page of the pool; 0 for none.
+        page_files: files as the third tier of the prefix cache; `None` for none.
     """
 
     run_folder: str
@@ -386,6 +388,7 @@ class WorkerConfig:
     pp_size: int = 1
     swa_full_tokens_ratio: float | None = None
     host_pool_ratio: float = 0.0
+    page_files: PageFilesConfig | None = None
 
     @property
     def num_ranks(self) -> int:

@@ -58,6 +58,18 @@ class SchedulingArgs:
     hicache_ratio: float = option(
         2.0, "Tokens in host memory for each token of the KV pool, for --enable-hierarchical-cache."
     )
+    hicache_storage_backend: str | None = option(
+        None,
+        "Also keep pages of host memory in files, which outlive the server, for "
+        "--enable-hierarchical-cache.",
+        choices=("file",),
+    )
+    hicache_storage_backend_extra_config: str | None = option(
+        None,
+        "JSON object: path, the folder of the files, and max_size_gb, 100 when absent. The files "
+        "show what prompts contained.",
+        metavar="JSON",
+    )
     kv_events_config: str | None = option(
         None,
         "JSON object that turns on events about the prefix cache, for routers: publisher (zmq), "

@@ -60,6 +60,10 @@ class HostPool:
         tensors = [each for layer in self._kv for each in (layer.k, layer.v) if each.numel()]
         return list({each.data_ptr(): each for each in tensors}.values())
 
+    def page_bytes(self, host_page: int) -> memoryview:
+        """Return the bytes of a host page, as a writable view."""
+        return memoryview(self._memory[host_page].numpy())
+
     def last_done(self) -> int:
         """Return the ticket of the latest copies that are done; see `HostTier.last_done`."""
         if self._stream is None:

@@ -32,6 +32,8 @@ FIELDS = (
     "num_steps_total",
     "evicted_tokens_total",
     "load_back_tokens_total",
+    "prefetched_tokens_total",
+    "backuped_tokens_total",
     "hicache_host_used_tokens",
     "hicache_host_total_tokens",
     "images_computed_total",

@@ -19,6 +19,7 @@ class Wait(IntEnum):
         ADAPTER: a slot on the device for its LoRA adapter.
         SHARED: another request that computes the same prefix.
         STATES: slots of recurrent states (`--max-mamba-cache-size`).
+        FILES: pages that are read from files (`--hicache-storage-backend`).
     """
 
     STEP = 0
@@ -29,6 +30,7 @@ class Wait(IntEnum):
     ADAPTER = 5
     SHARED = 6
     STATES = 7
+    FILES = 8
 
 
 class ChunkTime(msgspec.Struct, frozen=True, array_like=True, gc=False):

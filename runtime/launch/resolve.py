@@ -43,7 +43,7 @@ from runtime.launch.defaults import (
 from runtime.launch.hardware import Hardware
 from runtime.launch.node_options import MAX_NODES, check_nodes, check_ranks, node_link
 from runtime.launch.stage_options import check_stages
-from runtime.launch.tier_options import host_pool_ratio
+from runtime.launch.tier_options import host_pool_ratio, page_files
 from runtime.models.quantization.registry import SAME, as_override
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -252,6 +252,7 @@ def resolve(
         pp_size=config.parallel.pp_size,
         swa_full_tokens_ratio=scheduling.swa_full_tokens_ratio,
         host_pool_ratio=host_pool_ratio(config, model),
+        page_files=page_files(config),
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

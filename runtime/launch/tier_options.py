@@ -1,4 +1,4 @@
-"""What cannot go with a prefix cache in host memory (`--enable-hierarchical-cache`)."""
+"""What cannot go with a prefix cache in host memory and files (`--enable-hierarchical-cache`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
+from runtime.config.page_files_config import PageFilesConfig
 from runtime.errors import StartupError
 
 
@@ -37,3 +38,19 @@ def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
         if applies:
             raise StartupError(f"--enable-hierarchical-cache: {why}.")
     return ratio
+
+
+def page_files(config: ServerConfig) -> PageFilesConfig | None:
+    """Return `WorkerConfig.page_files`.
+
+    Raises:
+        StartupError: the options do not go together, or one is wrong; the message is one line.
+    """
+    scheduling = config.scheduling
+    if scheduling.hicache_storage_backend is None:
+        return None
+    if not scheduling.enable_hierarchical_cache:
+        raise StartupError("--hicache-storage-backend needs --enable-hierarchical-cache.")
+    if config.parallel.tp_size > 1:
+        raise StartupError("--hicache-storage-backend: omit --tp-size; ranks have no files.")
+    return PageFilesConfig.parse(scheduling.hicache_storage_backend_extra_config)

@@ -340,6 +340,9 @@ class Planner:
                 if self._waits_for_prefix(request):
                     request.times.skipped(Wait.SHARED)
                     continue
+                if request.waits_for_files(self._cache):
+                    request.times.skipped(Wait.FILES)
+                    continue
                 request.times.passed()
                 if not self._admit(request):
                     self._wait = Wait.STATES if self._cache.lacks_states else Wait.PAGES
@@ -403,14 +406,9 @@ class Planner:
         cache, block_table = self._cache, request.block_table
         for report in request.reports:
             report.planned = report.reported
-        prefix = request.keys(request.tokens)
-        first = request.first_unreported
-        if first is not None:
-            # Positions with extra outputs must be computed, so the cached prefix ends before them.
-            prefix = prefix[: first + 1]
         matched = cache.allocate(
             block_table,
-            prefix,
+            request.cacheable_keys(),
             request.namespace,
             len(request.tokens),
             # Each running request may need one more page before this request has ended.

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from runtime.cache.block_table import BlockTable
+from runtime.cache.file_tier import Fetch
+from runtime.cache.host_tier import ADAPTER
+from runtime.cache.manager import CacheManager
 from runtime.cache.radix_tree import Tokens
 from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
@@ -125,6 +128,8 @@ class Request:
         grammar: state of the output's grammar and thoughts; `None` if neither is used.
         adapter_id: id of the request's LoRA adapter; 0 for none.
         adapter_slot: the adapter's slot on the device while the request runs; else -1.
+        fetch: the pages that are read from files for the request; `None` if there are none.
+        has_looked_at_files: whether `fetch` was set. Files are asked once.
         times: record of how the request spends its time in the scheduler.
     """
 
@@ -137,7 +142,9 @@ class Request:
         "block_table",
         "cached_tokens",
         "embeds",
+        "fetch",
         "grammar",
+        "has_looked_at_files",
         "images",
         "is_resumed",
         "max_new_tokens",
@@ -181,7 +188,7 @@ class Request:
         if self.adapter_id:
             # Keys and values depend on the adapter, so adapters share no prefixes. An adapter's id
             # is never used for another adapter.
-            self.namespace = f"lora {self.adapter_id}:{self.namespace}"
+            self.namespace = f"{ADAPTER}{self.adapter_id}:{self.namespace}"
         self.priority = spec.priority
         self.arrival = message.arrival
         self.block_table = BlockTable()
@@ -205,6 +212,8 @@ class Request:
         if message.output_ids:
             output = np.frombuffer(message.output_ids, dtype=np.int32)
             self.tokens = np.concatenate([self.tokens, output])
+        self.fetch: Fetch | None = None
+        self.has_looked_at_files = False
         self.grammar: GrammarState | None = None
         if self.sampling.thinking is not None:
             thinking = Thinking(self.sampling.thinking, has_grammar=bool(message.grammar_key))
@@ -225,6 +234,26 @@ class Request:
             return tokens
         known = self._prompt_keys[: len(tokens)]
         return np.concatenate([known, tokens[len(known) :]])
+
+    def cacheable_keys(self) -> Tokens:
+        """Return the keys of the tokens that may come from the prefix cache, and one more.
+
+        Positions with extra outputs must be computed, so the cached prefix ends before them.
+        """
+        keys, first = self.keys(self.tokens), self.first_unreported
+        return keys if first is None else keys[: first + 1]
+
+    def waits_for_files(self, cache: CacheManager) -> bool:
+        """Whether the request should wait until pages of its prompt were read from files.
+
+        The first call starts to read them.
+        """
+        if cache.host is None:
+            return False
+        if not self.has_looked_at_files:
+            self.has_looked_at_files = True
+            self.fetch = cache.fetch(self.cacheable_keys(), self.namespace)
+        return cache.host.is_waiting(self.fetch)
 
     @property
     def first_unreported(self) -> int | None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from runtime.cache.host_tier import WEIGHTS
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
@@ -318,6 +319,7 @@ class Scheduler:
             return self._adapters.change(call, self._weights, self._requests.values())
         if not isinstance(call.op, GroupStatus | ReceiveStatus):
             self._drain()
+            self._cache.stop_files()
             if self._images is not None:
                 self._images.clear()
         if isinstance(call.op, ReleaseMemory):
@@ -365,12 +367,9 @@ class Scheduler:
             self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
-        """Empty the prefix cache, and change the namespaces of requests that do not run.
-
-        Running requests keep their pages until they end; later requests do not find these pages.
-        """
+        """Empty the prefix cache; later requests do not find the pages of running ones either."""
         self._cache.flush()
-        before, self._generation = self._generation, f"{next(self._generations)}:"
+        before, self._generation = self._generation, f"{WEIGHTS}{next(self._generations)}:"
         for request in self._requests.values():
             if request.row < 0:
                 request.namespace = self._generation + request.namespace[len(before) :]
@@ -397,8 +396,8 @@ class Scheduler:
         """Launch the next step, if there is one."""
         planned = self._planner.plan()
         if planned is None:
-            if self._grammars.num_waiting and not self._in_flight:
-                # The pause leaves the interpreter lock to the thread that loads the grammar.
+            if (self._grammars.num_waiting or self._cache.is_reading) and not self._in_flight:
+                # The pause leaves the interpreter lock to the threads that load grammars or files.
                 time.sleep(GRAMMAR_WAIT_S)
             return False
         rows = planned.plan.sample_rows
@@ -465,6 +464,7 @@ class Scheduler:
             self._is_checked = True
 
     def _report(self, *, is_stepping: bool = False) -> None:
+        self._cache.move_files()
         message = self._buffer.take()
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle

@@ -138,6 +138,9 @@ class SchedulerStats:
             shared["load_back_tokens_total"] = cache.host.num_loaded * page_size
             shared["hicache_host_used_tokens"] = cache.host.num_held * page_size
             shared["hicache_host_total_tokens"] = cache.host.pool.num_pages * page_size
+            if (files := cache.host.files) is not None:
+                shared["prefetched_tokens_total"] = files.num_read * page_size
+                shared["backuped_tokens_total"] = files.num_written * page_size
         shared["lora_pool_slots_used"] = adapters.num_used
         shared["lora_pool_slots_total"] = adapters.num_slots
         if self._images is not None:

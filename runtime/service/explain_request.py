@@ -39,6 +39,7 @@ CauseName = Literal[
     "adapter slots",
     "shared prefix",
     "state slots",
+    "files",
 ]
 # A cause is listed if it took at least this share of the request's time, and at least `_LEAST_S`
 # seconds.
@@ -59,6 +60,7 @@ _WAITS = {
     Wait.ADAPTER: "adapter slot",
     Wait.SHARED: "shared prefix",
     Wait.STATES: "slots of recurrent states",
+    Wait.FILES: "pages from files",
 }
 
 _HOLDS: dict[Hold, str] = {
@@ -413,22 +415,19 @@ class _Reading:
         )
 
     def _in_queue(self) -> Iterator[tuple[CauseName, float, str]]:
-        held = self._trace.held_s
+        held, waited = self._trace.held_s, self._waited_s
         paused_s = held.get("pause", 0.0) + held.get("session", 0.0)
-        yield "full pool", self._waited_s(Wait.PAGES), "The KV pool had too few free pages."
-        yield "full batch", self._waited_s(Wait.ROWS), "All rows of the running batch were taken."
-        yield "pause", paused_s + self._waited_s(Wait.PAUSE), "Generation was paused."
-        yield "adapter slots", self._waited_s(Wait.ADAPTER), "Other adapters had all slots."
+        yield "full pool", waited(Wait.PAGES), "The KV pool had too few free pages."
+        yield "full batch", waited(Wait.ROWS), "All rows of the running batch were taken."
+        yield "pause", paused_s + waited(Wait.PAUSE), "Generation was paused."
+        yield "adapter slots", waited(Wait.ADAPTER), "Other adapters had all slots."
         yield (
             "shared prefix",
-            self._waited_s(Wait.SHARED),
+            waited(Wait.SHARED),
             "Another request computed the same prefix, which this one then used.",
         )
-        yield (
-            "state slots",
-            self._waited_s(Wait.STATES),
-            "Running requests had all slots of recurrent states (`--max-mamba-cache-size`).",
-        )
+        yield "state slots", waited(Wait.STATES), "All slots were taken (`--max-mamba-cache-size`)."
+        yield "files", waited(Wait.FILES), "The start of its prompt was read from files."
 
     def _at_worker(self, left: _Left | None) -> Iterator[tuple[CauseName, float, str]]:
         trace, worker = self._trace, self._worker

@@ -71,6 +71,7 @@ from runtime.weights.load_model import load_model, parameter_bytes
 from runtime.weights.rank_weights import RankWeights
 from runtime.weights.weight_files import WeightFiles
 from runtime.weights.weight_updates import WeightUpdates
+from runtime.worker.build_files import build_file_tier
 from runtime.worker.commands import Commands
 from runtime.worker.ranks import BroadcastRunner, Ranks
 from runtime.worker.stages import StagedRunner
@@ -139,6 +140,8 @@ def build_scheduler(
     )
     if cache.host is not None and executor.runner.host is not None:
         cache.host.last_done = executor.runner.host.last_done
+        types = sorted({str(part.dtype) for layer in executor.kv for part in (layer.k, layer.v)})
+        cache.host.files = build_file_tier(config, executor.runner.host, " ".join(types))
     if size.num_window_pages and spec.grouped_window is not None:
         cache.windows = WindowPages(
             size.num_window_pages,

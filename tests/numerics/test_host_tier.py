@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
+from runtime.config.page_files_config import PageFilesConfig
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.ipc.weight_messages import LoadAdapter, LoadFolder, ReleaseMemory, ResumeMemory
+from runtime.ipc.weight_messages import (
+    LoadAdapter,
+    LoadDummy,
+    LoadFolder,
+    ReleaseMemory,
+    ResumeMemory,
+)
 from tests.numerics.test_adapters import limits
 from tests.numerics.test_engine import PROMPTS
 from tests.support.adapters import make_adapter
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_families import tiny_family
 from tests.support.tiny_models import changed_weights, tiny_model
+from tests.support.waiting import until
 
 MODELS = dict.fromkeys(("qwen3", "gemma3", "mistral_window"), tiny_model) | {
     "deepseek_v3": tiny_family
@@ -90,6 +98,50 @@ def test_what_comes_back_has_the_bits_of_what_left(name: str) -> None:
             assert engine.outputs[number] == alone.outputs[number]
     assert engine.cached[3] == (len(PROMPTS[15]) - 1) // 4 * 4
     assert num_loaded(engine) > 30
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_what_another_server_reads_from_files_has_the_bits_that_were_written(
+    tmp_path: Path, kv_cache_dtype: str
+) -> None:
+    files = PageFilesConfig(path=str(tmp_path / "pages"))
+    options: dict[str, Any] = {**TIER, "page_files": files, "deterministic": True}
+    options["kv_cache_dtype"] = kv_cache_dtype
+
+    def run() -> InProcessEngine:
+        engine = InProcessEngine(tiny_model("qwen3"), **options)
+        for number, index in enumerate((15, 14, 13, 12)):
+            logprobs = LogprobSpec(top_num=2)
+            engine.add(number, PROMPTS[index], 20, ignore_eos=True, logprobs=logprobs)
+            engine.run()
+        return engine
+
+    before = run()
+
+    # Not the last prompt's pages, which were not evicted.
+    num_evicted = before.shared["evicted_tokens_total"]
+
+    def is_written() -> bool:
+        before.scheduler.rest()
+        return before.shared["backuped_tokens_total"] >= num_evicted
+
+    until(is_written)
+    after = run()
+    assert after.outputs == before.outputs
+    assert after.tokens == before.tokens
+    assert before.shared["prefetched_tokens_total"] == 0
+    assert after.shared["prefetched_tokens_total"] > 100
+    assert after.cached[0] == (len(PROMPTS[15]) - 1) // 4 * 4
+    # Other data types are another model's.
+    options["dtype"] = "bfloat16"
+    assert run().shared["prefetched_tokens_total"] == 0
+    options["dtype"] = "float32"
+    # A trainer's weights have no files, even if the operator keeps the cache in memory.
+    assert after.ask(LoadDummy(1)).success
+    loaded = after.shared["prefetched_tokens_total"]
+    after.ask(LoadDummy(1), flush_cache=True)
+    after.generate(PROMPTS[15], 4, ignore_eos=True)
+    assert after.shared["prefetched_tokens_total"] == loaded
 
 
 def test_new_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ OPTIONS = """
 --disable-radix-cache = False
 --enable-hierarchical-cache = False
 --hicache-ratio = 2.0
+--hicache-storage-backend = None
+--hicache-storage-backend-extra-config = None
 --kv-events-config = None
 --disable-overlap-schedule = False
 [lora]

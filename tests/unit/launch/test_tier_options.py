@@ -12,10 +12,16 @@ from runtime.config.options import ServerConfig
 from runtime.config.parallel_options import ParallelArgs
 from runtime.config.scheduling_options import SchedulingArgs
 from runtime.errors import StartupError
-from runtime.launch.tier_options import host_pool_ratio
+from runtime.launch.tier_options import host_pool_ratio, page_files
 from runtime.models.registry import read_model_spec
 from tests.support.fake_checkpoint import write_config
 from tests.support.fake_engine import fake_model_config
+
+FILES: dict[str, Any] = {
+    "enable_hierarchical_cache": True,
+    "hicache_storage_backend": "file",
+    "hicache_storage_backend_extra_config": '{"path": "pages", "max_size_gb": 2.5}',
+}
 
 
 @pytest.mark.parametrize(
@@ -49,3 +55,38 @@ def test_models_without_pages_alone(tmp_path: Path) -> None:
             host_pool_ratio(on, refused)
         assert host_pool_ratio(ServerConfig(), refused) == 0
     assert host_pool_ratio(on, model) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "parallel", "why"),
+    [
+        ({"enable_hierarchical_cache": False}, {}, "needs --enable-hierarchical-cache"),
+        ({}, {"tp_size": 2}, "omit --tp-size"),
+        ({"hicache_storage_backend_extra_config": None}, {}, "needs a folder"),
+        ({"hicache_storage_backend_extra_config": "{"}, {}, "extra-config: Input data was"),
+        ({"hicache_storage_backend_extra_config": "{}"}, {}, "missing required field `path`"),
+        ({"hicache_storage_backend_extra_config": '{"path": ""}'}, {}, "must name a folder"),
+        (
+            {"hicache_storage_backend_extra_config": '{"path": "x", "max_size_gb": 0}'},
+            {},
+            "max_size_gb must be above 0",
+        ),
+        (
+            {"hicache_storage_backend_extra_config": '{"path": "x", "gib": 1}'},
+            {},
+            "unknown field `gib`",
+        ),
+    ],
+)
+def test_files_that_cannot_be(scheduling: Any, parallel: Any, why: str) -> None:
+    args = SchedulingArgs(**(FILES | scheduling))
+    with pytest.raises(StartupError, match=why):
+        page_files(ServerConfig(scheduling=args, parallel=ParallelArgs(**parallel)))
+
+
+def test_the_path_of_files_is_absolute() -> None:
+    assert page_files(ServerConfig()) is None
+    found = page_files(ServerConfig(scheduling=SchedulingArgs(**FILES)))
+    assert found is not None
+    assert found.path == str(Path("pages").absolute())
+    assert found.max_size_gb == 2.5

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runtime.cache.file_tier import FileTier
 from runtime.cache.host_tier import HostTier, root_key
+from runtime.cache.page_files import PageFiles
 from runtime.ipc.messages import AbortRequests, FlushCache
 from runtime.ipc.weight_messages import InvalidateCache, PauseGeneration
 from tests.support.scheduler_harness import PAGE, Harness, expected
+from tests.support.waiting import until
 
 NUM_PAGES = 40
 
@@ -34,13 +38,16 @@ def texts(count: int, length: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_host_pages", [9, 60, 400])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_page_ever_has_other_tokens(
     tmp_path: Path, seed: int, num_host_pages: int, overlap: bool
 ) -> None:
     """Also with failures, aborts, retractions, flushes, other adapters and weights."""
     engine = harness(tmp_path, num_host_pages, is_late=seed > 0, overlap=overlap)
     runner, rng = engine.runner, np.random.default_rng(seed)
+    # New weights end the use of files.
+    has_files = seed == 4
+    tier = with_files(engine, tmp_path / "pages") if has_files else None
     prompts: dict[int, tuple[list[int], int]] = {}
     ended: set[int] = set()
     prefixes = texts(8, 90)
@@ -58,7 +65,7 @@ def test_no_page_ever_has_other_tokens(
             if number not in engine.reasons:
                 ended.add(number)
                 engine.scheduler.receive([AbortRequests([number])])
-        elif chance < 0.1:
+        elif chance < (0.08 if has_files else 0.1):
             engine.scheduler.receive([InvalidateCache(step)])
         elif chance < 0.12:
             engine.scheduler.receive([FlushCache(step)])
@@ -79,6 +86,7 @@ def test_no_page_ever_has_other_tokens(
         else:
             assert number in ended or engine.reasons[number].status_code == 500
     assert engine.scheduler.can_compute
+    assert tier is None or moved_both_ways(engine, tier)
     if num_host_pages > 9:
         assert engine.cache.host.num_loaded > 50
 
@@ -162,3 +170,127 @@ def test_what_moved_to_host_memory_is_reported_as_cached(tmp_path: Path) -> None
     engine.scheduler.receive([InvalidateCache(1)])
     assert engine.cache.count_found(np.array(first[:-1], dtype=np.int32), "") == 0
     assert engine.cache.host.num_held == 0
+
+
+class SlowFiles(PageFiles):
+    """Files on a disk that answers when `disk` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, b"i" * 32, 10**8)
+        self.disk = threading.Event()
+
+    def read(self, key: bytes, page: memoryview) -> bool:
+        return self.disk.wait() and super().read(key, page)
+
+
+def with_files(engine: Harness, folder: Path, files: PageFiles | None = None) -> FileTier:
+    """Let pages of a harness that arrive in host memory go to files."""
+    rows = engine.runner.host.reshape(-1, PAGE)
+    files = files or PageFiles(folder, b"i" * 32, 10**8)
+    engine.cache.host.files = tier = FileTier(files, lambda page: memoryview(rows[page]).cast("B"))
+    return tier
+
+
+def settle(engine: Harness, tier: FileTier) -> None:
+    """Wait until no page is on its way from or to a file."""
+
+    def is_still() -> bool:
+        engine.scheduler.rest()
+        return not tier.busy
+
+    until(is_still)
+    engine.scheduler.check_invariants()
+
+
+def moved_both_ways(engine: Harness, tier: FileTier) -> bool:
+    settle(engine, tier)
+    return tier.num_read > 20 and tier.num_written > 50
+
+
+def test_conversations_go_on_after_a_restart(tmp_path: Path) -> None:
+    prompts = texts(6, 96)
+    engine = harness(tmp_path, 200)
+    tier = with_files(engine, tmp_path / "pages")
+    for number, prompt in enumerate(prompts):
+        engine.add(number, prompt, 1, ignore_eos=True)
+        engine.run()
+    settle(engine, tier)
+    assert tier.num_written > 5 * 20
+    again = harness(tmp_path, 200)
+    tier = with_files(again, tmp_path / "pages")
+    for number, prompt in enumerate(prompts):
+        again.add(number, prompt, 9, ignore_eos=True)
+        again.run()
+        assert again.tokens[number] == expected(prompt, 9)
+        again.scheduler.check_invariants()
+    # All but the last conversations were evicted, and so written.
+    assert [again.cached[number] for number in range(3)] == [92] * 3
+    assert tier.num_read > 3 * 20
+
+
+def test_only_lasting_namespaces_have_files(tmp_path: Path) -> None:
+    for turn in range(2):
+        engine = harness(tmp_path, 200)
+        tier = with_files(engine, tmp_path / "pages")
+        engine.scheduler.receive([InvalidateCache(1)] if turn == 0 else [])
+        for number, prompt in enumerate(texts(6, 96)):
+            engine.add(number, prompt, 1, ignore_eos=True)
+            engine.run()
+        settle(engine, tier)
+        # After the weights changed, nothing is written; so the next server reads nothing.
+        assert tier.num_read == 0
+        assert (tier.num_written > 0) == (turn == 1)
+    tier.is_on = False
+    keys = list(engine.cache.host.keys(np.array(texts(1, 96)[0], np.int32), root_key("lora 1:")))
+    assert not engine.cache.host.fetch(keys)
+    assert {key[-1] for key in keys} == {0}
+
+
+def test_streams_do_not_wait_for_files(tmp_path: Path) -> None:
+    stream, first, *others = texts(6, 96)
+    engine = harness(tmp_path, 200)
+    tier = with_files(engine, tmp_path / "pages")
+    for number, prompt in enumerate([first, *others]):
+        engine.add(number, prompt, 1, ignore_eos=True)
+        engine.run()
+    settle(engine, tier)
+    again = harness(tmp_path, 200)
+    files = SlowFiles(tmp_path / "pages")
+    tier = with_files(again, tmp_path, files)
+    again.add(1, stream[:8], 60, ignore_eos=True)
+    again.scheduler.step()
+    again.add(2, first, 1, ignore_eos=True)
+    again.add(3, stream[8:30], 2, ignore_eos=True)
+    before = len(again.tokens[1])
+    for _ in range(10):
+        again.scheduler.step()
+    assert len(again.tokens[1]) == before + 10
+    assert 2 not in again.reasons
+    # A request that has no files does not wait either.
+    assert again.tokens[3] == expected(stream[8:30], 2)
+    files.disk.set()
+    settle(again, tier)
+    again.run()
+    assert again.tokens[2] == expected(first, 1)
+    assert again.cached[2] == 92
+
+
+def test_damaged_files_are_computed_again(tmp_path: Path) -> None:
+    prompts = texts(6, 96)
+    engine = harness(tmp_path, 200)
+    tier = with_files(engine, tmp_path / "pages")
+    for number, prompt in enumerate(prompts):
+        engine.add(number, prompt, 1, ignore_eos=True)
+        engine.run()
+    settle(engine, tier)
+    for index, path in enumerate(sorted((tmp_path / "pages").glob("*/*.kv"))):
+        if index % 3 == 0:
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    again = harness(tmp_path, 200)
+    tier = with_files(again, tmp_path / "pages")
+    for number, prompt in enumerate(prompts):
+        again.add(number, prompt, 9, ignore_eos=True)
+        again.run()
+        assert again.tokens[number] == expected(prompt, 9)
+        again.scheduler.check_invariants()
+    assert tier.num_read > 20
