@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.gated_delta import DeltaShape
 from kernels.state_places import StatePlaces
+from kernels.triton_support.decays import softplus
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 # Columns of a program. They are few, so that many programs read memory at a time.
@@ -78,11 +79,9 @@ def delta_kernel(
             gate += head // GATE_SPAN * (2 * GATE_SPAN) + head % GATE_SPAN
             strength = tl.sigmoid(tl.load(gate).to(tl.float32))
             time = tl.load(gate + GATE_SPAN).to(tl.float32) + dt_bias
-            # `exp` gets arguments of at most 20, so that it does not overflow.
-            soft = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
             query = _unit(query.to(tl.float32), scale)
             key = _unit(key.to(tl.float32), 1.0)
-            matrix *= tl.exp(decay * soft)
+            matrix *= tl.exp(decay * softplus(time))
             seen = tl.sum(matrix * key[:, None], axis=0)
             change = (value.to(tl.float32) - seen) * strength
             matrix += key[:, None] * change[None, :]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.mamba2 import Mamba2Shape
 from kernels.state_places import StatePlaces
+from kernels.triton_support.decays import softplus
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 # Columns of a program. They are few, so that many programs read memory at a time.
@@ -68,9 +69,7 @@ def mamba2_kernel(
             b = tl.load(of_group, mask=has_row, other=0.0).to(tl.float32)
             c = tl.load(of_group + GROUPS * STATE_DIM, mask=has_row, other=0.0).to(tl.float32)
             x = x.to(tl.float32)
-            time = tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + bias
-            # `exp` gets arguments of at most 20, so that it does not overflow.
-            time = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
+            time = softplus(tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + bias)
             matrix = matrix * tl.exp(decay * time) + b[:, None] * (x * time)[None, :]
             result = tl.sum(matrix * c[:, None], axis=0) + skip * x
             tl.store(

@@ -35,12 +35,11 @@ def definition(matrix, head, xbc, dt, heads, shape):
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("decodes", [False, True])
-def test_it_equals_the_definition(name, dtype, shape, decodes):
-    lens, reads = ([1, 1, 1], [0, 2, 2]) if decodes else ([1, 5, 2], [0, 2, 3])
-    saves = [[(n, 4 + s)] for s, n in enumerate(lens)]
-    if not decodes:
-        saves[1] = [(2, 8), (4, 9), (5, 10)]
+@pytest.mark.parametrize("lens", [[1, 1, 1], [1, 5, 2], [2, 70, 64]], ids=str)
+def test_it_equals_the_definition(name, dtype, shape, lens):
+    reads, saves = [0, 2, 3], [[(n, 4 + s)] for s, n in enumerate(lens)]
+    if lens[1] > 1:
+        saves[1] = [(2, 8), (4, 9), (lens[1], 10)]
     xbc, dt, heads, state = operands(shape, sum(lens), dtype)
     before = state.clone()
     places = places_of(lens, reads, saves)
@@ -48,6 +47,8 @@ def test_it_equals_the_definition(name, dtype, shape, decodes):
     assert out.dtype is dtype
     out = out.unflatten(1, (shape.num_heads, shape.head_dim))
     limit = 1e-5 if dtype is torch.float32 else 1e-2
+    # Chunks of bfloat16 inputs are products of operands in bfloat16.
+    of_state = 5e-3 if name == "triton_chunks" and dtype is torch.bfloat16 else 1e-5
     first = 0
     for length, read, wanted in zip(lens, reads, saves, strict=True):
         for head in range(shape.num_heads):
@@ -58,7 +59,8 @@ def test_it_equals_the_definition(name, dtype, shape, decodes):
                 error = (out[row, head].double() - want).abs().max()
                 assert error <= limit * (1 + want.abs().max())
                 if at + 1 in kept:
-                    assert torch.allclose(state[kept[at + 1], head].double(), matrix, atol=1e-4)
+                    error = (state[kept[at + 1], head].double() - matrix).abs().max()
+                    assert error <= of_state * (1 + matrix.abs().max())
         first += length
     written = {slot for one in saves for _, slot in one}
     others = [slot for slot in range(len(state)) if slot not in written]
