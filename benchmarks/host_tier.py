@@ -58,6 +58,7 @@ class Run:
             folder,
             device=args.device,
             dtype="bfloat16",
+            kv_cache_dtype=args.kv_cache_dtype,
             load_format="dummy",
             context_len=max(of_one, args.stream_tokens) + _PAGE,
             page_size=_PAGE,
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--stream-tokens", type=int, default=4000)
     parser.add_argument("--steps-between", type=int, default=12, help="steps between two requests")
     parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--ways", nargs="+", choices=WAYS, default=WAYS, help="which of the servers"
