@@ -28,12 +28,15 @@ class BlockTable:
         num_loaded: number of pages behind the shared ones that came from host memory.
         load_ticket: ticket of the copies that bring those pages (`HostTier`), until a step that
             waits for them is planned; 0 for none.
+        resume_pages: number of pages after which the request resumes from recurrent states that
+            come back from host memory; 0 if it does not.
+        state_ticket: like `load_ticket`, for these states.
     """
 
     __slots__ = (
         *("branch_points", "has_window", "node", "num_dropped", "num_pages", "num_shared"),
-        *("load_ticket", "num_loaded", "pages", "state_hold", "version", "window_end"),
-        "window_first",
+        *("load_ticket", "num_loaded", "pages", "resume_pages", "state_hold", "state_ticket"),
+        *("version", "window_end", "window_first"),
     )
 
     def __init__(self) -> None:
@@ -48,6 +51,7 @@ class BlockTable:
         self.has_window = False
         self.window_first = self.window_end = 0
         self.num_loaded = self.load_ticket = 0
+        self.resume_pages = self.state_ticket = 0
 
     def held(self) -> Pages:
         """Return the page numbers of all pages, as a view."""

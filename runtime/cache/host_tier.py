@@ -61,6 +61,7 @@ class HostTier:
 
     Attributes:
         pool: free host pages.
+        page_size: tokens per page.
         num_loaded: pages that came back to the device so far.
         files: the files of pages; `None` for none.
         last_done: returns the ticket of the latest copies that are known to be done; on a CPU the
@@ -78,7 +79,7 @@ class HostTier:
         self.num_loaded = 0
         self.files: FileTier | None = None
         self.last_done: Callable[[], int] = _copies_are_done
-        self._page_size = page_size
+        self.page_size = page_size
         # Host page of each key, the longest unused first.
         self._held: dict[bytes, int] = {}
         # Keys of pages that are to be written to files, those that arrived first in front.
@@ -96,7 +97,7 @@ class HostTier:
 
     def keys(self, tokens: Int32Array, before: bytes) -> Iterator[bytes]:
         """Yield the keys of the whole pages of `tokens`; `before` is the key of the page before."""
-        data, size = tokens.tobytes(), self._page_size * tokens.itemsize
+        data, size = tokens.tobytes(), self.page_size * tokens.itemsize
         for end in range(size, len(data) + 1, size):
             page = data[end - size : end]
             digest = hashlib.blake2b(page, digest_size=KEY_BYTES, key=before).digest()
@@ -251,6 +252,31 @@ class HostTier:
             block_table.num_loaded, block_table.load_ticket = len(found), self._ticket + 1
             self.num_loaded += len(found)
         return len(found)
+
+    def load_one(self, key: bytes, page: int) -> int:
+        """Copy one page back to the device.
+
+        Returns:
+            The ticket of the copy, for `need`; 0 if the page is not in host memory.
+        """
+        host_page = self._held.get(key)
+        if host_page is None:
+            return 0
+        self._add(page, host_page, to_host=False)
+        self.num_loaded += 1
+        return self._ticket + 1
+
+    def need(self, ticket: int) -> None:
+        """Have the next step wait for the copies up to a ticket."""
+        self._needed = max(self._needed, ticket)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Forget pages whose content may be wrong."""
+        pages = [self._held.pop(key) for key in keys if key in self._held]
+        self.pool.give_back(np.array(pages, dtype=np.int32))
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._held
 
     def _add(self, page: int, host_page: int, *, to_host: bool) -> None:
         self._copies.append((page, host_page, to_host))

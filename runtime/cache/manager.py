@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runtime.cache.block_table import BlockTable
-from runtime.cache.file_tier import Fetch
-from runtime.cache.host_tier import HostTier, root_key
+from runtime.cache.host_states import HostStates
+from runtime.cache.host_tier import HostTier
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
 from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 from runtime.cache.state_pool import StatePool
+from runtime.cache.tiers import Tiers
 from runtime.cache.window_pages import WindowPages
 from runtime.ipc.time_messages import PrefixBreak
 
@@ -50,6 +51,7 @@ class CacheManager:
         num_state_slots: int = 0,
         max_running: int = 0,
         num_host_pages: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         """Manage `num_pages` pages of `page_size` tokens each.
 
@@ -61,6 +63,7 @@ class CacheManager:
             num_state_slots: number of slots of recurrent states; 0 if the model has none.
             max_running: most requests that have recurrent states at the same time.
             num_host_pages: number of pages in host memory, to which evicted pages move.
+            num_host_slots: number of slots in host memory for evicted snapshots of states.
         """
         self.page_size = page_size
         self.window = window
@@ -74,6 +77,11 @@ class CacheManager:
         self.states: StatePool | None = None
         if num_state_slots:
             self.states = StatePool(num_state_slots, page_size, max_running, self.tree)
+        host_states: HostStates | None = None
+        if self.host is not None and self.states is not None and num_host_slots:
+            host_states = HostStates(num_host_slots, page_size, self.host, self.states)
+            self.tree.snapshots.host = host_states.slots
+        self.tiers = Tiers(self.tree, self.host, host_states)
 
     @property
     def lacks_states(self) -> bool:
@@ -111,10 +119,12 @@ class CacheManager:
     def count_found(self, tokens: Tokens, namespace: str) -> int:
         """Return the length of the longest cached prefix, with what host memory has of it."""
         length = self.match_length(tokens, namespace)
-        if self.host is None:
-            return length
-        keys = list(self.host.keys(tokens, root_key(namespace)))[length // self.page_size :]
-        return length + len(self.host.find(keys)) * self.page_size
+        if self.states is None:
+            found = self.tiers.count_pages(tokens, namespace, length // self.page_size)
+        else:
+            num_pages = self.tree.count_pages(tokens, namespace)
+            found = self.tiers.last_place(tokens, namespace, num_pages)
+        return max(length, found * self.page_size)
 
     def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
         """Return the common beginning of `tokens` and the most similar cached sequence."""
@@ -164,6 +174,11 @@ class CacheManager:
             while node.parent is not None and not node.snapshot:
                 num_pages -= len(node.pages)
                 node = node.parent
+            known = tokens[: len(tokens) - 1]
+            place = self.tiers.last_place(known, namespace, len(match.pages))
+            if place > num_pages:
+                block_table.resume_pages, num_pages = place, min(place, len(match.pages))
+                node = self.tree.match(known[: num_pages * self.page_size], namespace).node
             if num_pages < len(match.pages):
                 # Further requests may share the pages that follow; a snapshot lets them resume.
                 block_table.branch_points.add(len(match.pages) * self.page_size)
@@ -183,6 +198,9 @@ class CacheManager:
     def _begin_states(self, block_table: BlockTable, node: RadixNode | None) -> None:
         if self.states is not None:
             num_tokens = block_table.num_shared * self.page_size
+            if block_table.resume_pages:
+                # The states come back from host memory.
+                node = None
             block_table.state_hold = self.states.begin(node, num_tokens)
 
     def snapshot_points(
@@ -240,33 +258,16 @@ class CacheManager:
         if needed > self.num_available_pages and num_reserved:
             self.release(block_table, prefix[:0], namespace)
             return None
-        keys: list[bytes] = []
-        if self.host is not None and block_table.node is not None:
-            rest = prefix[num_cached : len(prefix) - 1]
-            keys = self.host.find(self.host.keys(rest, block_table.node.last_key))
-            self.host.touch(keys)
+        keys = self.tiers.find(block_table, prefix, is_recurrent=self.states is not None)
         extended = self.extend(block_table, num_tokens)
         assert extended, "pages were counted before"
         if self.windows is not None:
             self.windows.begin(block_table, num_tokens)
-        if self.host is not None:
-            num_cached += self.host.load(block_table, keys) * self.page_size
-        return num_cached
-
-    def fetch(self, prefix: Tokens, namespace: str) -> Fetch | None:
-        """Start to read what files have of a waiting request's prompt; see `HostTier.fetch`.
-
-        `prefix` has the keys of the tokens that may come from the cache.
-        """
-        if self.host is None or self.host.files is None or not self.enable_prefix_cache:
+        num_loaded = self.tiers.load(block_table, keys)
+        if num_loaded is None:
+            self.release(block_table, prefix[:0], namespace)
             return None
-        known = prefix[: max(len(prefix) - 1, 0)]
-        num_pages = self.tree.count_pages(known, namespace)
-        return self.host.fetch(list(self.host.keys(known, root_key(namespace)))[num_pages:])
-
-    def is_loading(self, block_table: BlockTable) -> bool:
-        """Whether a step with the request would wait for pages from host memory."""
-        return self.host is not None and self.host.is_loading(block_table)
+        return num_cached + num_loaded * self.page_size
 
     def extend(self, block_table: BlockTable, num_tokens: int) -> bool:
         """Extend a block table to `num_tokens` tokens; if pages are missing, return false."""
@@ -372,9 +373,8 @@ class CacheManager:
         block_table.branch_points.clear()
         if self.windows is not None:
             self.windows.end(block_table)
-        if self.host is not None:
-            self.host.use(block_table)
-        block_table.num_loaded = 0
+        self.tiers.use(block_table)
+        block_table.num_loaded = block_table.resume_pages = 0
         self._free(block_table.held()[max(num_kept, block_table.num_dropped) :])
         if block_table.node is not None:
             self.tree.unlock(block_table.node)
@@ -390,6 +390,8 @@ class CacheManager:
         in the tree, and the path's pages that nothing else uses.
         """
         node = block_table.node
+        if self.tiers.states is not None:
+            self.tiers.states.distrust(node)
         self.release(block_table, np.empty(0, dtype=np.int32), namespace)
         if node is not None and self.states is not None:
             self.pool.give_back(self.tree.discard(node))
@@ -419,23 +421,7 @@ class CacheManager:
             self.tree.events.cleared()
         if self.states is not None:
             self.states.collect()
-        if self.host is not None:
-            self.host.clear()
-
-    def move_files(self) -> None:
-        """Go on with copies between host memory and files, if there are files."""
-        if self.host is not None:
-            self.host.move_files()
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether pages are being read from files."""
-        return self.host is not None and self.host.is_reading_files
-
-    def stop_files(self) -> None:
-        """Use no files from now on, because the weights change."""
-        if self.host is not None:
-            self.host.stop_files()
+        self.tiers.clear()
 
     def publish_events(self) -> None:
         """Publish which pages entered or left the prefix cache since the last call, if enabled."""
@@ -461,8 +447,7 @@ class CacheManager:
         self.pool.reset(taken)
         if self.windows is not None:
             self.windows.recover(block_tables, taken)
-        if self.host is not None:
-            self.host.recover()
+        self.tiers.recover()
 
     def check_invariants(self, block_tables: list[BlockTable]) -> None:
         """Assert that every page, and every slot of recurrent states, is in exactly one place.
@@ -484,5 +469,4 @@ class CacheManager:
             self.states.check_invariants(len(block_tables))
         if self.windows is not None:
             self.windows.check_invariants(block_tables, self.pool.free_pages())
-        if self.host is not None:
-            self.host.check_invariants()
+        self.tiers.check_invariants()

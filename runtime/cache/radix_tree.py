@@ -291,6 +291,8 @@ class RadixTree:
             # Of a long leaf only the end is evicted, because its beginning can still be used.
             num_kept = max(0, num_freed + len(node.pages) - num_pages)
             freed.append(node.pages[num_kept:])
+            if to_host:
+                self.snapshots.save(node)
             self.snapshots.drop(node)
             num_freed += len(freed[-1])
             if self.events is not None:

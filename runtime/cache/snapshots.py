@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from runtime.cache.host_tier import HostTier
     from runtime.cache.radix_tree import RadixNode
 
 # The snapshot to evict is chosen among this many, those that were unused for the longest time.
@@ -22,11 +25,13 @@ class Snapshots:
     Attributes:
         freed: slots of snapshots whose node was removed from the tree. `StatePool` collects them.
         num_pinned: number of pinned snapshots.
+        host: gets the states of snapshots that are evicted; `None` if there is no host tier.
     """
 
     def __init__(self) -> None:
         """Start without snapshots."""
         self.freed: list[int] = []
+        self.host: HostTier | None = None
         self.num_pinned = 0
         self._nodes: dict[RadixNode, None] = {}
 
@@ -74,6 +79,11 @@ class Snapshots:
             self.freed.append(node.snapshot)
             node.snapshot = 0
 
+    def save(self, node: RadixNode) -> None:
+        """Copy the states of a node's snapshot, if it has one, to host memory, if there is any."""
+        if self.host is not None and node.snapshot:
+            self.host.save([node.last_key], np.array([node.snapshot], dtype=np.int32))
+
     def evict(self) -> int | None:
         """Remove a snapshot that is not pinned, and return its slot; `None` if there is none.
 
@@ -86,6 +96,7 @@ class Snapshots:
             return None
         node = min(oldest, key=_tokens_saved)
         del self._nodes[node]
+        self.save(node)
         slot, node.snapshot = node.snapshot, 0
         return slot
 

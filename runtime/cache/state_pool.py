@@ -89,6 +89,12 @@ class StatePool:
             self._borrow(hold, 0, node, num_tokens)
         return hold
 
+    def resume(self, hold: int, num_tokens: int) -> int:
+        """Return a slot, into which the states after `num_tokens` tokens are written for a hold."""
+        place = self._new_place(hold)
+        self._ends[hold, place] = num_tokens
+        return int(self._slots_of[hold, place])
+
     def advance(
         self,
         holds: Int64Array,

@@ -24,7 +24,7 @@ from runtime.executor.adapter_pool import AdapterPool
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
-from runtime.executor.host_pool import host_pool
+from runtime.executor.host_pool import host_pools
 from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
@@ -146,7 +146,7 @@ def build_executor(
     with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         runner = _build_runner(parts, kv)
     with memory_for("the prefix cache in host memory", f"lower {_OF_HOST}", torch.device("cpu")):
-        runner.host = host_pool(config, size, kv, device)
+        runner.host = host_pools(config, size, kv, device)
     with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         report("warming_up")
         _warm_up(runner, config, model.spec.vocab_size, device)

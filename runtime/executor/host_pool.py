@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,20 +27,27 @@ _MOST_OF_FREE = 0.9
 
 
 class HostPool:
-    """Pages in host memory, and the stream on which a GPU copies them beside the steps."""
+    """Pages in host memory, and the stream on which a GPU copies them beside the steps.
 
-    def __init__(self, num_pages: int, kv: list[KVCache], device: torch.device) -> None:
+    It may also have slots of recurrent states. They are called pages here.
+    """
+
+    def __init__(
+        self, num_pages: int, kv: list[KVCache], device: torch.device, *, of_states: bool = False
+    ) -> None:
         """Allocate the memory; a GPU locks all of it at once.
 
         Args:
             num_pages: host pages; one more is allocated, because their numbers begin with 1.
             kv: the pool's tensors, which may be allocated anew between steps.
             device: the pool's device.
+            of_states: whether slots of recurrent states are copied, and not pages.
 
         Raises:
             MemoryError: there is too little memory.
         """
         self._kv = kv
+        self._of_states = of_states
         self._device = device
         row = sum(part[0].nbytes for part in self._parts())
         self._memory = zeros((num_pages + 1, row), torch.uint8, torch.device("cpu"))
@@ -57,7 +65,8 @@ class HostPool:
 
     def _parts(self) -> list[Tensor]:
         """Return the tensors whose pages are copied, each once."""
-        tensors = [each for layer in self._kv for each in (layer.k, layer.v) if each.numel()]
+        kinds = (layer.states if self._of_states else (layer.k, layer.v) for layer in self._kv)
+        tensors = [each for tensors in kinds for each in tensors if each.numel()]
         return list({each.data_ptr(): each for each in tensors}.values())
 
     def page_bytes(self, host_page: int) -> memoryview:
@@ -111,18 +120,27 @@ class HostPool:
             copy_pages(parts, pages, self._memory, host_pages, to_host=run.to_host)
 
 
-def host_pool(
+class HostPools(NamedTuple):
+    """A rank's pages and slots of recurrent states in host memory; `None` for those it lacks."""
+
+    pages: HostPool | None = None
+    states: HostPool | None = None
+
+
+def host_pools(
     config: WorkerConfig, size: PoolSize, kv: list[KVCache], device: torch.device
-) -> HostPool | None:
-    """Allocate host memory for pages, if the options ask for it.
+) -> HostPools:
+    """Allocate host memory for pages and for recurrent states, if the options ask for it.
 
     Raises:
         StartupError: it does not fit; the message is one line.
     """
-    num_pages = num_host_pages(config, size)
+    num_pages, num_slots = num_host_pages(config, size), num_host_slots(config, size)
     if not num_pages:
-        return None
+        return HostPools()
     needed = size.size_bytes // size.num_pages * (num_pages + 1)
+    slot = sum(part[0].nbytes for layer in kv for part in layer.states)
+    needed += slot * (num_slots + 1) if num_slots else 0
     # The operating system counts a CPU's pool only once it is written.
     pool_bytes = size.size_bytes if device.type == "cpu" else 0
     free = available_memory_bytes() // (config.num_local_ranks * config.dp_size) - pool_bytes
@@ -133,15 +151,23 @@ def host_pool(
             "--max-total-tokens."
         )
     logger.info(
-        "Host memory for the prefix cache: %d tokens = %d pages, %.2f GiB of %.2f GiB free",
+        "Host memory for the prefix cache: %d tokens = %d pages, %d slots of states, %.2f GiB of "
+        "%.2f GiB free",
         num_pages * size.page_size,
         num_pages,
+        num_slots,
         needed / GIB,
         free / GIB,
     )
-    return HostPool(num_pages, kv, device)
+    states = HostPool(num_slots, kv, device, of_states=True) if num_slots else None
+    return HostPools(HostPool(num_pages, kv, device), states)
 
 
 def num_host_pages(config: WorkerConfig, size: PoolSize) -> int:
     """Return the number of pages in host memory, the same on every rank."""
     return int(size.num_pages * config.host_pool_ratio)
+
+
+def num_host_slots(config: WorkerConfig, size: PoolSize) -> int:
+    """Return the number of slots of recurrent states in host memory, the same on every rank."""
+    return int(size.num_state_slots * config.host_pool_ratio)

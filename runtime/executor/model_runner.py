@@ -23,7 +23,7 @@ from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.graph_buckets import Bucket, GraphLimits
 from runtime.executor.graph_runner import GraphRunner
-from runtime.executor.host_pool import HostPool
+from runtime.executor.host_pool import HostPools
 from runtime.executor.image_store import ImageStore
 from runtime.executor.out_of_memory import step_failure
 from runtime.executor.profiler import Profiler
@@ -152,13 +152,13 @@ class StepRunner(ABC):
         profiler: records traces of the steps; `None` for no traces.
         recorder: records the experts that steps choose; `None` unless requested at start-up.
         delay_s: time to wait before each step is launched, seconds.
-        host: the rank's pages in host memory; `None` if there are none.
+        host: the rank's pages and recurrent states in host memory.
     """
 
     profiler: Profiler | None = None
     recorder: ExpertRecorder | None = None
     delay_s = 0.0
-    host: HostPool | None = None
+    host: HostPools = HostPools()
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
         """Create a runner for the rows of the running batch.
@@ -227,9 +227,11 @@ class StepRunner(ABC):
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
-        if plan.host is not None and self.host is not None:
-            # Once, whatever fails later: retries overwrite pages that are saved here.
-            self.host.copy(plan.host)
+        # Once, whatever fails later: retries overwrite pages that are saved here.
+        if plan.host is not None and self.host.pages is not None:
+            self.host.pages.copy(plan.host)
+        if plan.host_states is not None and self.host.states is not None:
+            self.host.states.copy(plan.host_states)
         try:
             self._rows.apply(plan.joins, plan.page_updates, plan.windows)
             return PendingStep(plan, self._compute(plan, masks), {}, self._rows.device)

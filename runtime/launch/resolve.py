@@ -252,7 +252,7 @@ def resolve(
         pp_size=config.parallel.pp_size,
         swa_full_tokens_ratio=scheduling.swa_full_tokens_ratio,
         host_pool_ratio=host_pool_ratio(config, model),
-        page_files=page_files(config),
+        page_files=page_files(config, model),
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

@@ -28,7 +28,6 @@ def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
             scheduling.disable_radix_cache
         ),
         "embedding and scoring models have no prefix cache": not model.keeps_state,
-        "recurrent states are not kept in host memory": model.is_recurrent,
         "omit --swa-full-tokens-ratio; window pages are not kept in host memory": (
             scheduling.swa_full_tokens_ratio is not None
         ),
@@ -40,7 +39,7 @@ def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
     return ratio
 
 
-def page_files(config: ServerConfig) -> PageFilesConfig | None:
+def page_files(config: ServerConfig, model: ModelSpec) -> PageFilesConfig | None:
     """Return `WorkerConfig.page_files`.
 
     Raises:
@@ -53,4 +52,6 @@ def page_files(config: ServerConfig) -> PageFilesConfig | None:
         raise StartupError("--hicache-storage-backend needs --enable-hierarchical-cache.")
     if config.parallel.tp_size > 1:
         raise StartupError("--hicache-storage-backend: omit --tp-size; ranks have no files.")
+    if model.is_recurrent:
+        raise StartupError("--hicache-storage-backend: recurrent states are not kept in files.")
     return PageFilesConfig.parse(scheduling.hicache_storage_backend_extra_config)

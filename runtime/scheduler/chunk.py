@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.cache.host_tier import HostTier
+from runtime.cache.manager import CacheManager
 from runtime.cache.window_pages import WindowPages
 from runtime.scheduler.request import PromptReport, Request
 from runtime.scheduler.table import RequestTable
@@ -82,10 +82,17 @@ def advance_windows(
     return windows.take_update()
 
 
-def host_copies(host: HostTier | None, chunks: list[Chunk]) -> HostCopies | None:
-    """Have the step wait for pages that come back for its requests; return `StepPlan.host`."""
-    if host is None:
-        return None
+def host_copies(
+    cache: CacheManager, chunks: list[Chunk]
+) -> tuple[HostCopies | None, HostCopies | None]:
+    """Have the step wait for what comes back from host memory for its requests.
+
+    Returns:
+        `StepPlan.host` and `StepPlan.host_states`.
+    """
+    pages, states = cache.tiers.pages, cache.tiers.states
+    if pages is None:
+        return None, None
     for chunk in chunks:
-        host.use(chunk.request.block_table)
-    return host.take_copies()
+        cache.tiers.use(chunk.request.block_table)
+    return pages.take_copies(), None if states is None else states.slots.take_copies()

@@ -158,8 +158,8 @@ class Planner:
             adapter_copies=self._adapters.take_copies(),
             states=self._move_states(rows, query_lens, chunks),
             windows=advance_windows(self._cache.windows, table, decode_rows, chunks),
-            host=host_copies(self._cache.host, chunks),
         )
+        plan.host, plan.host_states = host_copies(self._cache, chunks)
         self._joins, self._page_updates = [], []
         span_owners = add_spans(plan, chunks)
         if self._images is not None:
@@ -374,7 +374,7 @@ class Planner:
         start = int(self._table.num_computed[request.row])
         num_left = int(self._table.num_tokens[request.row]) - start
         # Streams do not wait for pages that come from host memory.
-        waits = self._decodes and self._cache.is_loading(request.block_table)
+        waits = self._decodes and self._cache.tiers.is_loading(request.block_table)
         length = 0 if waits else budget.take(request, start, num_left)
         if length:
             chunks.append(self._chunk(request, length))

@@ -248,12 +248,10 @@ class Request:
 
         The first call starts to read them.
         """
-        if cache.host is None:
-            return False
         if not self.has_looked_at_files:
             self.has_looked_at_files = True
-            self.fetch = cache.fetch(self.cacheable_keys(), self.namespace)
-        return cache.host.is_waiting(self.fetch)
+            self.fetch = cache.tiers.fetch(self.cacheable_keys(), self.namespace)
+        return cache.tiers.is_waiting(self.fetch)
 
     @property
     def first_unreported(self) -> int | None:

@@ -319,7 +319,7 @@ class Scheduler:
             return self._adapters.change(call, self._weights, self._requests.values())
         if not isinstance(call.op, GroupStatus | ReceiveStatus):
             self._drain()
-            self._cache.stop_files()
+            self._cache.tiers.stop_files()
             if self._images is not None:
                 self._images.clear()
         if isinstance(call.op, ReleaseMemory):
@@ -396,7 +396,7 @@ class Scheduler:
         """Launch the next step, if there is one."""
         planned = self._planner.plan()
         if planned is None:
-            if (self._grammars.num_waiting or self._cache.is_reading) and not self._in_flight:
+            if (self._grammars.num_waiting or self._cache.tiers.is_reading) and not self._in_flight:
                 # The pause leaves the interpreter lock to the threads that load grammars or files.
                 time.sleep(GRAMMAR_WAIT_S)
             return False
@@ -464,7 +464,7 @@ class Scheduler:
             self._is_checked = True
 
     def _report(self, *, is_stepping: bool = False) -> None:
-        self._cache.move_files()
+        self._cache.tiers.move_files()
         message = self._buffer.take()
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle

@@ -293,6 +293,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             ranks that did not sample it; `None` if every rank has it.
         windows: changed pages of sliding-window layers, written before the step; `None` for none.
         host: copies between pages and host memory; `None` for none.
+        host_states: the same for slots of recurrent states, whose numbers take the place of pages.
     """
 
     rows: Int64Array
@@ -314,6 +315,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     decode_tokens: Int32Array | None = None
     windows: WindowUpdate | None = None
     host: HostCopies | None = None
+    host_states: HostCopies | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -34,7 +34,7 @@ from runtime.executor.build import (
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
-from runtime.executor.host_pool import num_host_pages
+from runtime.executor.host_pool import num_host_pages, num_host_slots
 from runtime.executor.invariance import require_invariance
 from runtime.executor.kernel_choices import choose_attention, choose_experts, rounds_products
 from runtime.executor.memory import GIB
@@ -137,11 +137,15 @@ def build_scheduler(
         num_state_slots=size.num_state_slots,
         max_running=config.max_running_requests,
         num_host_pages=num_host_pages(config, size),
+        num_host_slots=num_host_slots(config, size),
     )
-    if cache.host is not None and executor.runner.host is not None:
-        cache.host.last_done = executor.runner.host.last_done
+    pages, states = executor.runner.host
+    if cache.tiers.states is not None and states is not None:
+        cache.tiers.states.slots.last_done = states.last_done
+    if cache.host is not None and pages is not None:
+        cache.host.last_done = pages.last_done
         types = sorted({str(part.dtype) for layer in executor.kv for part in (layer.k, layer.v)})
-        cache.host.files = build_file_tier(config, executor.runner.host, " ".join(types))
+        cache.host.files = build_file_tier(config, pages, " ".join(types))
     if size.num_window_pages and spec.grouped_window is not None:
         cache.windows = WindowPages(
             size.num_window_pages,

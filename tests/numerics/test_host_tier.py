@@ -82,6 +82,31 @@ def test_conversations_equal_those_without_a_cache(name: str, way: str) -> None:
         assert engine.shared["num_retractions_total"] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("qwen3_next", {"chunked_prefill_size": 30, "overlap": True}),
+        ("lfm2", {"page_size": 1, "chunked_prefill_size": 50}),
+        ("nemotron_h", {"max_mamba_cache_size": 7}),
+        ("granite_hybrid", {"deterministic": True}),
+    ],
+)
+def test_hybrids_resume_from_states_in_host_memory(name: str, way: dict[str, Any]) -> None:
+    plain = {"deterministic": way.get("deterministic", False)}
+    alone = InProcessEngine(tiny_model(name), disable_radix_cache=True, **plain)
+    expected = conversations(alone, at_a_time=6)
+    engine = InProcessEngine(tiny_model(name), **{**TIER, "max_mamba_cache_size": 12, **way})
+    for at_a_time in (1, 6):
+        assert conversations(engine, at_a_time=at_a_time) == expected
+    # From the second turn on, a conversation computes its new tokens only.
+    page = engine.config.page_size
+    lengths = [len(PROMPTS[index]) for index in range(8, 14)]
+    assert [engine.cached[i] for i in range(7, 13)] == [
+        (length + 23) // page * page for length in lengths
+    ]
+    assert num_loaded(engine) > 1000
+
+
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
 def test_what_comes_back_has_the_bits_of_what_left(name: str) -> None:
     deterministic = name != "deepseek_v3"

@@ -43,6 +43,7 @@ class HashRunner:
         self.fail_rows_with_token: int | None = None
         # For each slot of recurrent states, the tokens that the states have seen.
         self.states: dict[int, list[int]] = {0: []}
+        self.host_states: dict[int, list[int]] = {}
         # The window page of each page, and the tokens in window pages; used if there is a window.
         self.window = 0
         self.window_of = np.zeros(num_pages + 1, dtype=np.int64)
@@ -112,10 +113,21 @@ class HashRunner:
         self.late += [(copies.ticket, run) for run in beside]
         self.make_copies(len(first) if self.is_late else len(self.late))
 
+    def _copy_states(self, run: HostRun) -> None:
+        source, target = self.states, self.host_states
+        from_, to = run.pages.tolist(), run.host_pages.tolist()
+        if not run.to_host:
+            source, target, from_, to = target, source, to, from_
+        target.update(zip(to, [source[each] for each in from_], strict=True))
+
     def _apply(self, plan: StepPlan) -> None:
         """Write the changes of block tables."""
         if plan.host is not None:
             self._copy(plan.host)
+        if plan.host_states is not None:
+            first, beside = plan.host_states.split()
+            for run in first + beside:
+                self._copy_states(run)
         for join in plan.joins:
             self.page_table[join.row] = 0
         for update in plan.page_updates:

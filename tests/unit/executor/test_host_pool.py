@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.errors import DeviceLost, StartupError
-from runtime.executor.host_pool import HostPool, host_pool, num_host_pages
+from runtime.executor.host_pool import HostPool, host_pools, num_host_pages, num_host_slots
 from runtime.executor.memory import PoolSize
 from runtime.models.attention.forward_batch import KVCache
 from runtime.step.step_plan import HostCopies
@@ -54,10 +54,31 @@ def test_it_is_a_multiple_of_the_pool_and_must_fit() -> None:
     config: Any = SimpleNamespace(host_pool_ratio=0.0, num_local_ranks=2, dp_size=1)
     size = PoolSize(10, 4, 10 * 4 * 64)
     kv = [KVCache(torch.zeros(11, 1, 4, 8), torch.zeros(11, 1, 4, 8))]
-    assert host_pool(config, size, kv, CPU) is None
+    assert host_pools(config, size, kv, CPU) == (None, None)
     config.host_pool_ratio = 2.5
     assert num_host_pages(config, size) == 25
-    assert host_pool(config, size, kv, CPU) is not None
+    pages, states = host_pools(config, size, kv, CPU)
+    assert pages is not None
+    assert states is None
     config.host_pool_ratio = 1e12
     with pytest.raises(StartupError, match=r"--hicache-ratio 1e\+12 needs .* GiB are free; lower"):
-        host_pool(config, size, kv, CPU)
+        host_pools(config, size, kv, CPU)
+
+
+def test_slots_of_states_have_memory_of_their_own() -> None:
+    config: Any = SimpleNamespace(host_pool_ratio=2.0, num_local_ranks=1, dp_size=1)
+    size = PoolSize(10, 4, 10 * 4 * 64, num_state_slots=3)
+    conv, matrix = torch.randn(5, 3, 7), torch.randn(5, 2, 2)
+    kv = [KVCache(torch.empty(0), torch.empty(0), (conv, matrix))]
+    kv.append(KVCache(torch.zeros(11, 1, 4, 8), torch.zeros(11, 1, 4, 8)))
+    assert num_host_slots(config, size) == 6
+    _, states = host_pools(config, size, kv, CPU)
+    assert states is not None
+    before = conv[2].clone(), matrix[2].clone()
+    states.copy(copies((2, 6, True)))
+    conv.zero_()
+    matrix.zero_()
+    states.copy(copies((3, 6, False)))
+    assert torch.equal(conv[3], before[0])
+    assert torch.equal(matrix[3], before[1])
+    assert not conv[2].any()

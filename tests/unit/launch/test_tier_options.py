@@ -47,14 +47,14 @@ def test_models_without_pages_alone(tmp_path: Path) -> None:
     on = ServerConfig(scheduling=SchedulingArgs(enable_hierarchical_cache=True))
     model = fake_model_config()
     hybrid = write_config(tmp_path, architectures=["Qwen3NextForCausalLM"], num_hidden_layers=4)
-    for refused, why in (
-        (replace(model, gives="vectors"), "embedding and scoring models"),
-        (read_model_spec(hybrid), "recurrent states are not kept"),
-    ):
-        with pytest.raises(StartupError, match=f"--enable-hierarchical-cache: {why}"):
-            host_pool_ratio(on, refused)
-        assert host_pool_ratio(ServerConfig(), refused) == 0
-    assert host_pool_ratio(on, model) == 2.0
+    refused = replace(model, gives="vectors")
+    with pytest.raises(StartupError, match="embedding and scoring models"):
+        host_pool_ratio(on, refused)
+    assert host_pool_ratio(ServerConfig(), refused) == 0
+    assert host_pool_ratio(on, model) == host_pool_ratio(on, read_model_spec(hybrid)) == 2.0
+    files = ServerConfig(scheduling=SchedulingArgs(**FILES))
+    with pytest.raises(StartupError, match="states are not kept in files"):
+        page_files(files, read_model_spec(hybrid))
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,15 @@ def test_models_without_pages_alone(tmp_path: Path) -> None:
 def test_files_that_cannot_be(scheduling: Any, parallel: Any, why: str) -> None:
     args = SchedulingArgs(**(FILES | scheduling))
     with pytest.raises(StartupError, match=why):
-        page_files(ServerConfig(scheduling=args, parallel=ParallelArgs(**parallel)))
+        page_files(
+            ServerConfig(scheduling=args, parallel=ParallelArgs(**parallel)), fake_model_config()
+        )
 
 
 def test_the_path_of_files_is_absolute() -> None:
-    assert page_files(ServerConfig()) is None
-    found = page_files(ServerConfig(scheduling=SchedulingArgs(**FILES)))
+    model = fake_model_config()
+    assert page_files(ServerConfig(), model) is None
+    found = page_files(ServerConfig(scheduling=SchedulingArgs(**FILES)), model)
     assert found is not None
     assert found.path == str(Path("pages").absolute())
     assert found.max_size_gb == 2.5

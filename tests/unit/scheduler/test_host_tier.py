@@ -20,8 +20,18 @@ from tests.support.waiting import until
 NUM_PAGES = 40
 
 
-def harness(folder: Path, num_host_pages: int, *, is_late: bool = False, **options: Any) -> Harness:
+def harness(
+    folder: Path,
+    num_host_pages: int,
+    *,
+    is_late: bool = False,
+    num_slots: int = 0,
+    num_host_slots: int = 20,
+    **options: Any,
+) -> Harness:
     states = {"num_host_pages": num_host_pages}
+    if num_slots:
+        states |= {"num_state_slots": num_slots, "num_host_slots": num_host_slots, "max_running": 8}
     made = Harness(folder, num_pages=NUM_PAGES, token_budget=16, states=states, **options)
     runner = made.runner
     runner.host = np.full((num_host_pages + 1) * PAGE, -1, dtype=np.int32)
@@ -38,16 +48,47 @@ def texts(count: int, length: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_host_pages", [9, 60, 400])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_page_ever_has_other_tokens(
     tmp_path: Path, seed: int, num_host_pages: int, overlap: bool
 ) -> None:
     """Also with failures, aborts, retractions, flushes, other adapters and weights."""
     engine = harness(tmp_path, num_host_pages, is_late=seed > 0, overlap=overlap)
+    run_at_random(engine, seed)
+    if num_host_pages > 9:
+        assert engine.cache.host.num_loaded > 50
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("num_host_pages", "num_slots"), [(9, 24), (200, 24), (200, 60)])
+def test_no_state_ever_has_seen_other_tokens(
+    tmp_path: Path, num_host_pages: int, num_slots: int, overlap: bool
+) -> None:
+    is_late = num_slots == 60
+    engine = harness(
+        tmp_path, num_host_pages, is_late=is_late, num_slots=num_slots, overlap=overlap
+    )
+    run_at_random(engine, num_slots)
+    if num_host_pages > 9:
+        assert engine.cache.host.num_loaded > 50
+        assert engine.cache.tiers.states.slots.num_loaded > 20
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_host_pages", [9, 60])
+def test_no_file_ever_has_other_tokens(tmp_path: Path, num_host_pages: int, overlap: bool) -> None:
+    engine = harness(tmp_path, num_host_pages, is_late=True, overlap=overlap)
+    tier = with_files(engine, tmp_path / "pages")
+    # New weights would end the use of files.
+    run_at_random(engine, 4, has_new_weights=False)
+    settle(engine, tier)
+    assert tier.num_read > 20
+    assert tier.num_written > 50
+
+
+def run_at_random(engine: Harness, seed: int, *, has_new_weights: bool = True) -> None:
+    """Compute many requests, disturb them in many ways, and check all tokens."""
     runner, rng = engine.runner, np.random.default_rng(seed)
-    # New weights end the use of files.
-    has_files = seed == 4
-    tier = with_files(engine, tmp_path / "pages") if has_files else None
     prompts: dict[int, tuple[list[int], int]] = {}
     ended: set[int] = set()
     prefixes = texts(8, 90)
@@ -65,7 +106,7 @@ def test_no_page_ever_has_other_tokens(
             if number not in engine.reasons:
                 ended.add(number)
                 engine.scheduler.receive([AbortRequests([number])])
-        elif chance < (0.08 if has_files else 0.1):
+        elif chance < (0.1 if has_new_weights else 0.08):
             engine.scheduler.receive([InvalidateCache(step)])
         elif chance < 0.12:
             engine.scheduler.receive([FlushCache(step)])
@@ -86,9 +127,6 @@ def test_no_page_ever_has_other_tokens(
         else:
             assert number in ended or engine.reasons[number].status_code == 500
     assert engine.scheduler.can_compute
-    assert tier is None or moved_both_ways(engine, tier)
-    if num_host_pages > 9:
-        assert engine.cache.host.num_loaded > 50
 
 
 def test_conversations_that_do_not_fit_come_back(tmp_path: Path) -> None:
@@ -107,6 +145,35 @@ def test_conversations_that_do_not_fit_come_back(tmp_path: Path) -> None:
                 assert engine.cached[number] == (len(history) - 4) // PAGE * PAGE
             histories[name] = history + engine.tokens[number] + [7, 8, 9]
     assert engine.cache.host.num_loaded > 12 * 20
+
+
+@pytest.mark.parametrize("num_slots", [6, 24])
+def test_conversations_of_hybrids_come_back(tmp_path: Path, num_slots: int) -> None:
+    """Pages and snapshots are evicted apart; a conversation finds both."""
+    engine = harness(tmp_path, 200, num_slots=num_slots, num_host_slots=80)
+    histories = dict(enumerate(texts(6, 90)))
+    number = 0
+    for turn in range(3):
+        for name, history in histories.items():
+            number += 1
+            engine.add(number, history, 5, ignore_eos=True)
+            engine.run()
+            engine.scheduler.check_invariants()
+            assert engine.tokens[number] == expected(history, 5)
+            if turn:
+                assert engine.cached[number] == (len(history) - 4) // PAGE * PAGE
+                known = np.array(history[:-1], dtype=np.int32)
+                assert engine.cache.count_found(known, "") == (len(history) - 1) // PAGE * PAGE
+            histories[name] = history + engine.tokens[number] + [7, 8, 9]
+    branch = [*histories[0][:95], 1, 2, 3]
+    # A branch finds the snapshot of an earlier turn.
+    engine.add(99, branch, 2, ignore_eos=True)
+    engine.run()
+    assert engine.tokens[99] == expected(branch, 2)
+    assert engine.cached[99] >= 88
+    engine.scheduler.receive([InvalidateCache(1)])
+    assert engine.cache.count_found(known, "") == 0
+    engine.scheduler.check_invariants()
 
 
 def test_what_was_not_used_for_longest_makes_room_from_the_end() -> None:
@@ -200,11 +267,6 @@ def settle(engine: Harness, tier: FileTier) -> None:
 
     until(is_still)
     engine.scheduler.check_invariants()
-
-
-def moved_both_ways(engine: Harness, tier: FileTier) -> bool:
-    settle(engine, tier)
-    return tier.num_read > 20 and tier.num_written > 50
 
 
 def test_conversations_go_on_after_a_restart(tmp_path: Path) -> None:

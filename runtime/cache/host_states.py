@@ -1,0 +1,73 @@
+"""Recurrent states in host memory: snapshots that were evicted, from which requests resume.
+
+Snapshots have the keys of their last pages. A request resumes at the last place for which there are
+both the pages up to it and a snapshot, each of them on the device or in host memory.
+"""
+
+from __future__ import annotations
+
+from runtime.cache.block_table import BlockTable
+from runtime.cache.host_tier import HostTier, root_key
+from runtime.cache.radix_tree import RadixNode, Tokens
+from runtime.cache.state_pool import StatePool
+
+
+class HostStates:
+    """Finds the places where requests can resume with states from host memory, and loads these.
+
+    Attributes:
+        slots: the tier of snapshots; its pages are slots of states.
+    """
+
+    def __init__(self, num_slots: int, page_size: int, pages: HostTier, states: StatePool) -> None:
+        """Manage `num_slots` slots in host memory, beside the pages in `pages`."""
+        self.slots = HostTier(num_slots, page_size)
+        self._pages = pages
+        self._states = states
+
+    def last_place(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
+        """Return the last place for which host memory has states and all missing pages.
+
+        Args:
+            tokens: the prefix cache's keys of the tokens that may come from the cache.
+            namespace: the sequence's namespace.
+            num_pages: number of its first pages that are on the device.
+
+        Returns:
+            Number of pages before the place; 0 for none.
+        """
+        keys = list(self._pages.keys(tokens, root_key(namespace)))
+        rest = self._pages.find(keys[num_pages:])
+        for place in range(num_pages + len(rest), 0, -1):
+            if keys[place - 1] in self.slots:
+                self.slots.touch([keys[place - 1]])
+                return place
+        return 0
+
+    def load(self, block_table: BlockTable, keys: list[bytes]) -> bool:
+        """Have the pages and the states come back from which a request resumes.
+
+        Args:
+            block_table: has pages for all of the prompt; those behind the shared ones are filled.
+            keys: keys of the pages that come back, up to `block_table.resume_pages`.
+
+        Returns:
+            Whether all of them come back. If not, other pages or states just took their place.
+        """
+        end, node = block_table.resume_pages, block_table.node
+        assert node is not None, "its cached prefix ends there"
+        slot = self._states.resume(block_table.state_hold, end * self.slots.page_size)
+        if block_table.num_shared + len(self._pages.find(keys)) < end:
+            return False
+        block_table.state_ticket = self.slots.load_one(keys[-1] if keys else node.last_key, slot)
+        if not block_table.state_ticket:
+            return False
+        self._pages.load(block_table, keys)
+        return True
+
+    def distrust(self, node: RadixNode | None) -> None:
+        """Forget what belongs to the path to a node, because it may be wrong."""
+        while node is not None:
+            self.slots.forget(node.keys)
+            self._pages.forget(node.keys)
+            node = node.parent
