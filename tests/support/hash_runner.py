@@ -6,6 +6,7 @@ page or a stale prefix changes the next token.
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -30,6 +31,37 @@ class _Pending:
         return self.result
 
 
+class LateCopies:
+    """Copies that were launched but may not be made yet.
+
+    They are made before a step that waits for them, at the latest moment.
+    """
+
+    def __init__(self, copy: Callable[[HostRun], None]) -> None:
+        self._copy = copy
+        # With their ticket.
+        self._late: list[tuple[int, HostRun]] = []
+        self.last_done = 0
+
+    def make(self, count: int) -> None:
+        """Make the earliest copies, one run after the other."""
+        for ticket, run in self._late[:count]:
+            self._copy(run)
+            self.last_done = ticket
+        del self._late[:count]
+        # A ticket is done when its last run is.
+        if self._late:
+            self.last_done = min(self.last_done, self._late[0][0] - 1)
+
+    def take(self, copies: HostCopies, *, is_late: bool) -> None:
+        """Launch the copies of a plan."""
+        first, beside = copies.split()
+        self.make(sum(ticket <= copies.needed for ticket, _ in self._late))
+        self._late[:0] = [(copies.ticket, run) for run in first]
+        self._late += [(copies.ticket, run) for run in beside]
+        self.make(len(first) if is_late else len(self._late))
+
+
 class HashRunner:
     """A runner for the scheduler that computes tokens without a model; implements `Runner`."""
 
@@ -48,12 +80,11 @@ class HashRunner:
         self.window = 0
         self.window_of = np.zeros(num_pages + 1, dtype=np.int64)
         self.window_slots = self.slots.copy()
-        # Tokens in host pages, and copies that were launched but are not made yet, with their
-        # ticket. They are made before a step that waits for them, at the latest moment.
+        # Tokens in host pages, and copies that were launched.
         self.host = np.full_like(self.slots, -1)
         self.is_late = False
-        self.late: list[tuple[int, HostRun]] = []
-        self.last_done = 0
+        self.page_copies = LateCopies(self._copy_pages)
+        self.state_copies = LateCopies(self._copy_states)
         # Errors that the next launch, or the wait for the next step, raises.
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
@@ -91,27 +122,18 @@ class HashRunner:
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
 
     def make_copies(self, count: int) -> None:
-        """Make the earliest copies that are late, one run after the other."""
-        for ticket, run in self.late[:count]:
-            slots = (run.pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
-            host = (run.host_pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
-            assert len(np.unique(host if run.to_host else slots)) == len(slots), "written twice"
-            if run.to_host:
-                self.host[host] = self.slots[slots]
-            else:
-                self.slots[slots] = self.host[host]
-            self.last_done = ticket
-        del self.late[:count]
-        # A ticket is done when its last run is.
-        if self.late:
-            self.last_done = min(self.last_done, self.late[0][0] - 1)
+        """Make the earliest late copies of pages and those of states, run after run."""
+        for copies in (self.page_copies, self.state_copies):
+            copies.make(count)
 
-    def _copy(self, copies: HostCopies) -> None:
-        first, beside = copies.split()
-        self.make_copies(sum(ticket <= copies.needed for ticket, _ in self.late))
-        self.late[:0] = [(copies.ticket, run) for run in first]
-        self.late += [(copies.ticket, run) for run in beside]
-        self.make_copies(len(first) if self.is_late else len(self.late))
+    def _copy_pages(self, run: HostRun) -> None:
+        slots = (run.pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+        host = (run.host_pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+        assert len(np.unique(host if run.to_host else slots)) == len(slots), "written twice"
+        if run.to_host:
+            self.host[host] = self.slots[slots]
+        else:
+            self.slots[slots] = self.host[host]
 
     def _copy_states(self, run: HostRun) -> None:
         source, target = self.states, self.host_states
@@ -122,12 +144,12 @@ class HashRunner:
 
     def _apply(self, plan: StepPlan) -> None:
         """Write the changes of block tables."""
-        if plan.host is not None:
-            self._copy(plan.host)
-        if plan.host_states is not None:
-            first, beside = plan.host_states.split()
-            for run in first + beside:
-                self._copy_states(run)
+        for each, copies in (
+            (plan.host, self.page_copies),
+            (plan.host_states, self.state_copies),
+        ):
+            if each is not None:
+                copies.take(each, is_late=self.is_late)
         for join in plan.joins:
             self.page_table[join.row] = 0
         for update in plan.page_updates:

@@ -29,15 +29,18 @@ def harness(
     num_host_slots: int = 20,
     **options: Any,
 ) -> Harness:
-    states = {"num_host_pages": num_host_pages}
+    sizes = {"num_host_pages": num_host_pages}
     if num_slots:
-        states |= {"num_state_slots": num_slots, "num_host_slots": num_host_slots, "max_running": 8}
-    made = Harness(folder, num_pages=NUM_PAGES, token_budget=16, states=states, **options)
+        sizes |= {"num_state_slots": num_slots, "num_host_slots": num_host_slots, "max_running": 8}
+    made = Harness(folder, num_pages=NUM_PAGES, token_budget=16, states=sizes, **options)
     runner = made.runner
     runner.host = np.full((num_host_pages + 1) * PAGE, -1, dtype=np.int32)
     if is_late:
         runner.is_late = True
-        made.cache.host.last_done = lambda: runner.last_done
+        made.cache.host.last_done = lambda: runner.page_copies.last_done
+        if num_slots:
+            states = made.cache.tiers.states.slots
+            states.last_done = lambda: runner.state_copies.last_done
     return made
 
 
@@ -173,6 +176,22 @@ def test_conversations_of_hybrids_come_back(tmp_path: Path, num_slots: int) -> N
     assert engine.cached[99] >= 88
     engine.scheduler.receive([InvalidateCache(1)])
     assert engine.cache.count_found(known, "") == 0
+    engine.scheduler.check_invariants()
+
+
+def test_what_may_be_wrong_is_forgotten_in_host_memory_too(tmp_path: Path) -> None:
+    engine = harness(tmp_path, 200, num_slots=4)
+    states = engine.cache.tiers.states.slots
+    (prompt,) = texts(1, 90)
+    engine.add(1, prompt, 5, ignore_eos=True)
+    for _ in range(5):
+        engine.scheduler.step()
+    # The snapshots of the first chunks had to make room.
+    assert states.num_held > 0
+    engine.runner.fail_rows_with_token = prompt[-1]
+    engine.run()
+    assert engine.reasons[1].status_code == 500
+    assert states.num_held == 0
     engine.scheduler.check_invariants()
 
 
