@@ -71,7 +71,7 @@ class HostPool:
 
     def page_bytes(self, host_page: int) -> memoryview:
         """Return the bytes of a host page, as a writable view."""
-        return memoryview(self._memory[host_page].numpy())
+        return self._memory[host_page].numpy().data
 
     def last_done(self) -> int:
         """Return the ticket of the latest copies that are done; see `HostTier.last_done`."""
