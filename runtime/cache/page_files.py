@@ -76,7 +76,9 @@ class PageFiles:
 
     def _list(self) -> dict[str, int]:
         found: list[tuple[float, str, int]] = []
-        now = time.time()  # compared with the times of files
+        # The clock of the file system, which may be another machine's.
+        os.utime(self._folder / self._own)
+        now = (self._folder / self._own).stat().st_mtime
         for each in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
                 status, name = each.lstat(), f"{each.parent.name}/{each.name}"
