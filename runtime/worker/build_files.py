@@ -63,8 +63,10 @@ def page_identity(config: WorkerConfig, kv_cache_dtype: str) -> bytes:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:
         version = ""
+    # Without an option the seed differs at each start; it decides the weights only of a dummy.
+    seed = config.random_seed if config.load_format == "dummy" else None
     facts = (
-        *(version, found, config.model_overrides, config.load_format, config.random_seed),
+        *(version, found, config.model_overrides, config.load_format, seed),
         *(config.dtype, kv_cache_dtype, config.page_size, config.device),
         *(config.attention_backend, config.deterministic, config.rounds_products),
     )
