@@ -4,12 +4,16 @@ This module runs in a separate interpreter, which has `llama-cpp-python`. It ans
 on standard input with lines of JSON on standard output. Only the low-level binding is used, so a
 time is that of `llama_decode` and `llama_synchronize` alone, as in `llama-batched-bench`. It
 includes neither Python nor the choice of the next token.
+
+With LLAMA_EXTRA_BUFFERS=0 in the environment, llama.cpp uses neither AMX nor repacked weights. Some
+virtual machines announce AMX, but its instructions end the process there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -27,6 +31,7 @@ class Model:
         binding.llama_log_set(self.silence, None)
         binding.llama_backend_init()
         params = binding.llama_model_default_params()
+        params.use_extra_bufts = os.environ.get("LLAMA_EXTRA_BUFFERS") != "0"
         self.model = binding.llama_model_load_from_file(path.encode(), params)
         options = binding.llama_context_default_params()
         options.n_ctx, options.n_seq_max = sequences * length, sequences

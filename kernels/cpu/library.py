@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 5),
     "hr_stored_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_stored_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_stored_look_up": (_SIZE, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 3),
     "hr_stored_rows": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 3),
     "hr_stored_linear": (_SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 4),
     "hr_lora_add": (

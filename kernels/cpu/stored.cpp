@@ -2,6 +2,7 @@
 #include "stored.h"
 
 #include <algorithm>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -414,6 +415,37 @@ extern "C" void hr_stored_rows(int64_t form, const void *packed, const int64_t *
             }
             if (form > BF16)
                 with_form(form, [=](auto f) { read_column<decltype(f)>(panel, in, c, to); });
+        }
+    });
+}
+
+// Writes rows of a matrix that is not packed as float32: stored row ids[i] to row i of `out`, for each
+// i below `count`. Ids outside [0, rows) are skipped.
+extern "C" void hr_stored_look_up(int64_t form, const void *stored, int64_t rows, const int64_t *ids,
+                                  float *out, int64_t count, int64_t in, int64_t threads) {
+    const int64_t row_bytes = bytes_of_row(form, in);
+    parallel(count, threads, count * in * 4, [=](int64_t begin, int64_t end) {
+        std::vector<uint8_t> panel(form > BF16 ? bytes_of_panel(form, in) : 0);
+        for (int64_t i = begin; i < end; i++) {
+            if (ids[i] < 0 || ids[i] >= rows) continue;
+            const uint8_t *from = (const uint8_t *)stored + ids[i] * row_bytes;
+            float *to = out + i * in;
+            if (form == F32) std::memcpy(to, from, in * sizeof(float));
+            for (int64_t j = 0; (form == F16 || form == BF16) && j < in; j++) {
+                // A row may begin at any address of a mapped file.
+                uint16_t half;
+                std::memcpy(&half, from + j * 2, 2);
+                uint32_t wide = (uint32_t)half << 16;
+                if (form == F16)
+                    to[j] = half_to_float(half);
+                else
+                    std::memcpy(to + j, &wide, 4);
+            }
+            if (form > BF16)
+                with_form(form, [&](auto f) {
+                    pack_panel<decltype(f)>(from, panel.data(), in, 1);
+                    read_column<decltype(f)>(panel.data(), in, 0, to);
+                });
         }
     });
 }

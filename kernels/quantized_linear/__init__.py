@@ -41,6 +41,7 @@ __all__ = [
     "StoredMatrix",
     "dequantize",
     "find_form",
+    "look_up",
     "pack",
 ]
 
@@ -170,6 +171,9 @@ class QuantizedLinearKernels(Protocol):
     ) -> QuantizedLinear:
         """Pack stored matrices; see `kernels.quantized_linear.pack`."""
 
+    def look_up(self, stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:
+        """Return rows of a stored matrix; see `kernels.quantized_linear.look_up`."""
+
 
 QUANTIZED_LINEAR: Table[QuantizedLinearKernels] = Table(
     "quantized linear",
@@ -212,6 +216,28 @@ def pack(
     """
     device = parts[0].data.device.type if parts else "cpu"
     return choose(device, implementation).kernels.pack(parts, in_features, bias)
+
+
+def look_up(
+    stored: StoredMatrix, in_features: int, ids: Tensor, implementation: str | None = None
+) -> Tensor:
+    """Return rows of a matrix that is not packed, for an embedding that is not a head, too.
+
+    Only the rows that are read take memory, if the matrix is mapped from a file.
+
+    Args:
+        stored: the matrix.
+        in_features: its columns.
+        ids: `[num_ids]` int64, each in `[0, out_features)`.
+        implementation: a name in `QUANTIZED_LINEAR`; `None` for the fastest on the CPU.
+
+    Returns:
+        The numbers, as `QuantizedLinear.rows` returns them: float32 `[num_ids, in_features]`.
+
+    Raises:
+        IndexError: an id is out of range.
+    """
+    return choose("cpu", implementation).kernels.look_up(stored, in_features, ids)
 
 
 def dequantize(stored: StoredMatrix, in_features: int) -> Tensor:

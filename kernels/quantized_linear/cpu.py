@@ -157,3 +157,24 @@ class StoredLinear(QuantizedLinear):
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> StoredLinear:
     """Pack the parts in panels; see `kernels.quantized_linear.pack`."""
     return StoredLinear(parts, in_features, bias)
+
+
+def look_up(stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:
+    """Return rows of a matrix that is not packed; see `kernels.quantized_linear.look_up`."""
+    ids = ids.contiguous()
+    found = ids.numpy()
+    if len(found) and (found.min() < 0 or found.max() >= stored.out_features):
+        raise IndexError(f"row ids outside [0, {stored.out_features})")
+    assert stored.data.is_contiguous()
+    out = torch.empty(len(ids), in_features)
+    _library.hr_stored_look_up(
+        _NUMBERS[stored.form],
+        stored.data.data_ptr(),
+        stored.out_features,
+        ids.data_ptr(),
+        out.data_ptr(),
+        len(ids),
+        in_features,
+        torch.get_num_threads(),
+    )
+    return out

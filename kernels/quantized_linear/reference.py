@@ -54,3 +54,10 @@ class DequantizedLinear(QuantizedLinear):
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> DequantizedLinear:
     """Decode the parts to float32; see `kernels.quantized_linear.pack`."""
     return DequantizedLinear(parts, in_features, bias)
+
+
+def look_up(stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:  # noqa: ARG001
+    """Decode some rows of a matrix; see `kernels.quantized_linear.look_up`."""
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= stored.out_features):
+        raise IndexError(f"row ids outside [0, {stored.out_features})")
+    return decode(stored.form, stored.data[ids])

@@ -22,6 +22,7 @@ from runtime.checkpoint.demo import (
     INSTRUCT_SAMPLING,
     find_demo,
 )
+from runtime.checkpoint.gguf.files import forget_headers
 from runtime.checkpoint.hub import resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
@@ -99,6 +100,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         raise
     for choice in resolved.choices:
         logger.info(choice)
+    forget_headers()
     return_freed_memory()
     return PreparedEngine(resolved, model, tokenizer, folders, media, adapters)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from runtime.checkpoint.gguf.files import forget_headers
 from runtime.config.options import DetokenizerConfig
 from runtime.errors import StartupError
 from runtime.ipc.freed_memory import return_freed_memory
@@ -173,6 +174,7 @@ def main(payload: bytes) -> None:
         front.close(_FAREWELL_MS)
         context.term()
         raise SystemExit(1) from None
+    forget_headers()
     return_freed_memory()
     shared = SharedState(run_folder / SHARED_STATE_FILE)
     inbox: Inbox[DetokenizerInbound] = Inbox(

@@ -19,7 +19,7 @@ from runtime.checkpoint.check import CheckpointSummary
 from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
-from runtime.weights.stored_tensors import as_tensor, map_file
+from runtime.weights.stored_tensors import as_tensor, drop_pages, map_file, map_pages
 
 # Number of threads. One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three
 # times as much.
@@ -33,8 +33,8 @@ def checkpoint_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
-    For the CPU, a tensor is a view of the mapped file: use or copy it before the next one. For a
-    GPU, several threads read ahead and copy to the device, only the part that `cuts` returns.
+    For the CPU, a tensor is a view of the mapped file, which must not be written. For a GPU, several
+    threads read ahead and copy to the device, only the part that `cuts` returns.
 
     Args:
         summary: the checked folder.
@@ -54,9 +54,12 @@ def _views(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
     for path, of_file in groupby(infos.items(), key=lambda item: item[1].file):
         try:
             if is_gguf(path):
-                mapped = map_file(path)
+                mapped, pages = map_pages(path)
                 for name, info in of_file:
                     yield name, as_tensor(mapped[info.start : info.end], info)
+                # Most tensors were copied. One that is kept as a view needs only the pages that it
+                # reads from now on.
+                drop_pages(pages)
                 continue
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name, info in of_file:

@@ -33,10 +33,21 @@ def map_file(path: Path) -> Tensor:
         StartupError: the file is not a regular one; the message has one line.
         OSError: the file cannot be mapped.
     """
+    return map_pages(path)[0]
+
+
+def map_pages(path: Path) -> tuple[Tensor, mmap.mmap]:
+    """Map a file like `map_file`; also return the mapping of the tensor, for `drop_pages`."""
     with open_regular(path) as file:
         # The mapping is writable only because torch warns about memory that is not.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(mapped, dtype=torch.uint8)
+    return torch.frombuffer(mapped, dtype=torch.uint8), mapped
+
+
+def drop_pages(mapped: mmap.mmap) -> None:
+    """Take the pages of a mapping out of this process's memory; an access reads them again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def as_tensor(raw: Tensor, info: TensorInfo) -> Tensor:

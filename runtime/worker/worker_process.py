@@ -13,8 +13,10 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from runtime.checkpoint.gguf.files import forget_headers
 from runtime.config.options import WorkerConfig
 from runtime.errors import DeviceLost, HeadraceError
+from runtime.ipc.freed_memory import return_freed_memory
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, Progress, SchedulerInbound, StartupFailed
 from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
@@ -83,8 +85,10 @@ def main(payload: bytes) -> None:
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
     # Objects from the start-up live as long as the process, so the garbage collector skips them
     # from now on.
+    forget_headers()
     gc.collect()
     gc.freeze()
+    return_freed_memory()
     try:
         while True:
             shared.beat()

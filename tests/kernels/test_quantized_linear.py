@@ -11,6 +11,7 @@ from kernels.quantized_linear import (
     QUANTIZED_LINEAR,
     StoredMatrix,
     dequantize,
+    look_up,
     pack,
 )
 from kernels.quantized_linear.encode import encode
@@ -76,6 +77,20 @@ def test_what_is_packed_comes_back(name, form, out_features):
     other = stored_matrix(form, out_features, 512, seed=1)
     packed.repack_stored([other])
     assert torch.equal(packed.unpack(), oracle(other))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_a_matrix_that_is_not_packed(name, form):
+    stored = stored_matrix(form, 37, 512)
+    # As in a file, the rows begin at an address that is not a multiple of a number's size.
+    shifted = torch.cat([torch.zeros(1, dtype=torch.uint8), stored.data.flatten()])[1:]
+    mapped = StoredMatrix(form, shifted.view(37, -1))
+    ids = torch.tensor([36, 0, 5, 5, 17])
+    assert torch.equal(look_up(mapped, 512, ids, name), oracle(stored)[ids])
+    for wrong in (37, -1):
+        with pytest.raises(IndexError):
+            look_up(mapped, 512, torch.tensor([0, wrong]), name)
 
 
 def uses_amx() -> bool:

@@ -94,6 +94,11 @@ def open_gguf(path: Path) -> GgufFile:
     return _open(stamps)
 
 
+def forget_headers() -> None:
+    """Free the headers that `open_gguf` keeps; a vocabulary has megabytes."""
+    _open.cache_clear()
+
+
 # The last headers are kept, because description, tensors and tokenizer are read one after the
 # other.
 @lru_cache(maxsize=2)

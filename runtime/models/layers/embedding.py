@@ -74,8 +74,11 @@ class Embedding(WeightHolder):
     def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Put the filled matrix into use, and pack the tied head."""
         if self.matrix is not None:
-            self.matrix.pack(kept, None)
-            self.head = self.matrix.head(self.head_rows) if self.tied else None
+            if self.tied:
+                self.matrix.pack(kept, None)
+                self.head = self.matrix.head(self.head_rows)
+            else:
+                self.matrix.hold(kept)
             return
         # This is a new tensor only if the last one was released.
         self.weight = self.parameter.allocate()

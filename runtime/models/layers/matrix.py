@@ -35,6 +35,10 @@ class Matrix(ABC):
                 bias.
         """
 
+    def hold(self, kept: list[tuple[str, str]]) -> None:
+        """Put the filled tensors into use like `pack`, but for `rows` alone."""
+        self.pack(kept, None)
+
     @abstractmethod
     def discard(self) -> None:
         """Drop tensors that were filled after the last `pack`."""

@@ -12,7 +12,14 @@ from torch import Tensor
 from kernels.experts import PackedExperts
 from kernels.experts.reference import LoopedExperts
 from kernels.linear import PackedLinear
-from kernels.quantized_linear import QuantizedLinear, StoredMatrix, dequantize, find_form, pack
+from kernels.quantized_linear import (
+    QuantizedLinear,
+    StoredMatrix,
+    dequantize,
+    find_form,
+    look_up,
+    pack,
+)
 from kernels.quantized_linear.encode import encode
 from runtime.checkpoint.model_spec import Quantization, WeightSpec
 from runtime.models.layers.experts import ExpertsStore
@@ -226,13 +233,18 @@ class BlockParameter(_StoredParameter):
 
 
 class BlockMatrix(Matrix):
-    """Stored blocks of one or several projections that are computed as one product."""
+    """Stored blocks of one or several projections that are computed as one product.
+
+    If only single rows are read (`hold`), the blocks stay as they are stored. Blocks of a mapped
+    file then take memory only for the rows that are read.
+    """
 
     packed: QuantizedLinear | None
 
     def __init__(self, weight: BlockParameter) -> None:
         self.weight = weight
         self.packed = None
+        self._held: StoredMatrix | None = None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self.weight
@@ -246,10 +258,19 @@ class BlockMatrix(Matrix):
         self.packed = pack(parts, self.weight.columns, bias)
         return self.packed
 
+    def hold(self, kept: list[tuple[str, str]]) -> None:
+        order = self.weight.ordered()
+        if len(order) > 1:
+            self.pack(kept, None)
+        elif not kept:
+            (self._held,) = self.weight.take(order)
+
     def discard(self) -> None:
         self.weight.blocks.clear()
 
     def _stored(self) -> dict[str, StoredMatrix]:
+        if self._held is not None:
+            return {self.weight.ordered()[0]: self._held}
         assert self.packed is not None, "the weight is not loaded"
         return dict(zip(self.weight.ordered(), self.packed.stored(), strict=True))
 
@@ -263,6 +284,8 @@ class BlockMatrix(Matrix):
         return dequantize(self._stored()[shard_name], self.weight.columns)
 
     def rows(self, ids: Tensor) -> Tensor:
+        if self._held is not None:
+            return look_up(self._held, self.weight.columns, ids).to(self.weight.dtype)
         assert self.packed is not None, "the weight is not loaded"
         return self.packed.rows(ids, self.weight.dtype)
 
@@ -276,7 +299,11 @@ class BlockMatrix(Matrix):
 
     def release(self) -> None:
         self.discard()
-        self.packed = None
+        self.packed = self._held = None
+
+    @property
+    def size_bytes(self) -> int:
+        return super().size_bytes if self._held is None else self._held.data.nbytes
 
 
 class BlockExperts(ExpertsStore):
