@@ -162,8 +162,7 @@ def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -
 def look_up(stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:
     """Return rows of a matrix that is not packed; see `kernels.quantized_linear.look_up`."""
     ids = ids.contiguous()
-    found = ids.numpy()
-    if len(found) and (found.min() < 0 or found.max() >= stored.out_features):
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= stored.out_features):
         raise IndexError(f"row ids outside [0, {stored.out_features})")
     assert stored.data.is_contiguous()
     out = torch.empty(len(ids), in_features)

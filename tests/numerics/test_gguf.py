@@ -65,6 +65,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         }
     },
     "gpt_oss": {},
+    "lfm2": {"conv_bias": False},
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN},
     "glm4_moe_normed": {

@@ -48,6 +48,15 @@ GEMMA4_WHOLE_NAMES = {
 }
 
 
+def _lfm2(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
+    kinds, heads = config["layer_types"], config["num_key_value_heads"]
+    writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    # As the model computes it, rounded up to a multiple.
+    multiple, size = config["block_multiple_of"], int(2 * config["intermediate_size"] / 3)
+    writer.add_feed_forward_length(-(-size // multiple) * multiple)
+
+
 def _minimax_m2(
     writer: gguf.GGUFWriter,
     config: dict[str, Any],
@@ -79,6 +88,7 @@ def _phi3(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> Non
 # By architecture: functions that take the writer, the configuration and the size of a head.
 FAMILY_KEYS: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any], int], None]] = {
     "gemma4": _gemma4,
+    "lfm2": _lfm2,
     "minimax-m2": _minimax_m2,
     "mistral3": _mistral3,
     "phi3": _phi3,

@@ -21,6 +21,7 @@ Types = Callable[[str], str]
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -109,6 +110,19 @@ _GPT_OSS = {
     "mlp.up": "ffn_up_exps",
     "mlp.down": "ffn_down_exps",
 }
+_LFM2 = {
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+}
 _OWN_NAMES = {
     "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
@@ -118,6 +132,7 @@ _OWN_NAMES = {
     "glm4moe": _GLM4_MOE,
     "gpt-oss": _GPT_OSS,
     "granitemoe": _GRANITE_MOE,
+    "lfm2": _LFM2,
     "minimax-m2": _MINIMAX_M2,
     "olmo2": _OLMO2,
     "phi3": _PHI3,
@@ -126,6 +141,7 @@ _OWN_NAMES = {
 _ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "Lfm2ForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -301,6 +317,10 @@ def _write(
             stored = stored.flatten()
         writer.add_tensor(name, (stored + offset).numpy())
         return (stored + offset - offset).view(weight.shape) if not heads else weight
+    if name.endswith("shortconv.conv.weight"):
+        # Never quantized; the converter removes the dimension of one input.
+        writer.add_tensor(name, stored.squeeze(1).numpy())
+        return weight
     kind = types(name)
     if kind in ("F32", "F16"):
         numbers = stored.numpy().astype(np.float32 if kind == "F32" else np.float16)
@@ -331,7 +351,8 @@ def _write_keys(
     if layer_norm_eps is not None:
         writer.add_layer_norm_eps(layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        eps = config["norm_eps"] if name == "lfm2" else config["rms_norm_eps"]
+        writer.add_layer_norm_rms_eps(eps)
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(float(rope.get("rope_theta", config.get("rope_theta", 10000.0))))

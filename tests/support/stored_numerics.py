@@ -15,6 +15,7 @@ from runtime.checkpoint.headers import SINGLE_FILE as SINGLE
 from tests.support.tiny_families import TINY_FAMILIES, tiny_family
 from tests.support.tiny_models import (
     ENDOFTEXT_ID,
+    TINY_HYBRIDS,
     TINY_MODELS,
     VOCAB_SIZE,
     TinyModel,
@@ -29,7 +30,7 @@ def variant(name: str, options: dict[str, object]) -> Path:
     """Return the folder of a tiny model or family, with options that replace those of its table."""
     if name in TINY_FAMILIES and not options:
         return tiny_family(name)
-    model = {**TINY_FAMILIES, **TINY_MODELS}[name]
+    model = {**TINY_FAMILIES, **TINY_MODELS, **TINY_HYBRIDS}[name]
     key = f"{name} {sorted(options.items())}"
     if options and key not in TINY_MODELS:
         changed = {"pad_token_id": ENDOFTEXT_ID, **model.options, **options}

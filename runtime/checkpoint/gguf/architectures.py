@@ -18,7 +18,7 @@ _SOFTMAX, _SIGMOID = 1, 2
 # Architectures where only a part of each head may rotate.
 PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2"})
 # Architectures whose layers differ in heads or in the size of the feed-forward block.
-VARIED = frozenset({"gemma4"})
+VARIED = frozenset({"gemma4", "lfm2"})
 # Architectures with attention over latents (MLA), whose heads are described by other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
 # The number of groups of experts and how many groups are chosen, by number of experts, for DeepSeek
@@ -286,6 +286,27 @@ def _mistral3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lfm2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    # Layers without heads of keys have a convolution in place of attention.
+    heads = keys.values.get("attention.head_count_kv")
+    num_layers, known = config["num_hidden_layers"], (0, config["num_key_value_heads"])
+    if not isinstance(heads, list):
+        heads = [heads] * num_layers
+    if len(heads) != num_layers or any(each not in known for each in heads):
+        raise keys.error("attention.head_count_kv", f"0 or one number for {num_layers} layers")
+    if not keys.flag("attention.causal", True):
+        raise keys.error("attention.causal", "true: embedding models are not supported")
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": keys.values.get("shortconv.l_cache"),
+        "conv_bias": any(keys.has(f"blk.{i}.shortconv.conv.bias") for i in range(num_layers)),
+        # The file has the size of the feed-forward block, not the number that it follows from.
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
 def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
     # The files do not say which layers have no positions; as in llama.cpp, every fourth has none.
     return {
@@ -429,6 +450,7 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
+    "lfm2": _lfm2,
     "minimax-m2": _minimax_m2,
     "mistral3": _mistral3,
     "phi3": _phi3,

@@ -133,8 +133,11 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
 
 
 def _of_first_layer(keys: OwnKeys) -> Keys:
-    """Return the keys with the number of the first layer where layers have one each."""
-    values = {key: v[0] if isinstance(v, list) and v else v for key, v in keys.values.items()}
+    """Return the keys with the first layer's number where layers have one each, and it is not 0."""
+    values = {
+        key: next((each for each in v if each), v[0]) if isinstance(v, list) and v else v
+        for key, v in keys.values.items()
+    }
     return Keys(keys.source, values)
 
 

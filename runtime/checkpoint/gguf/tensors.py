@@ -21,6 +21,8 @@ _BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias|scale)")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    # LFM2's last norm.
+    "token_embd_norm": "model.embedding_norm",
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -126,6 +128,19 @@ _GEMMA4 = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 # Tensors of a layer whose names have no `weight` or `bias` at the end.
 _WHOLE_NAMES = {
     "attn_sinks": "self_attn.sinks",
@@ -167,6 +182,7 @@ _DIALECTS = {
     "gpt-oss": _Dialect(_GPT_OSS),
     "granite": _Dialect(heads=_LLAMA_HEADS),
     "granitemoe": _Dialect(_GRANITE_MOE, _LLAMA_HEADS),
+    "lfm2": _Dialect(_LFM2),
     "llama": _Dialect(heads=_LLAMA_HEADS),
     "minimax-m2": _Dialect(_MINIMAX_M2),
     "mistral3": _Dialect(heads=_LLAMA_HEADS),
@@ -231,6 +247,9 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
     shape = tensor.shape
     if part == "ffn_gate_inp_shexp" and len(shape) == 1:
         shape = (1, *shape)
+    if part == "shortconv.conv" and len(shape) == 2:
+        # The checkpoint's shape: each channel has one input.
+        shape = (shape[0], 1, shape[1])
     if part in _OF_HEADS and len(shape) == 3:
         shape = (shape[0] * shape[1], shape[2])
     end = tensor.start + tensor.size_bytes
