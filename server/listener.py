@@ -13,7 +13,7 @@ from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
-from server.entry.keys import read_tenants
+from server.entry.tenants import read_tenants
 from server.tls import Certificate
 from server.tracing import check_tracing
 

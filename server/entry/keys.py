@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from pathlib import Path
 
 from starlette.types import Scope
 
 from runtime.config.options import HttpArgs
-from runtime.errors import StartupError
 from server.access import Access
+from server.entry.tenants import digest_of, read_tenants
 from server.error_responses import KeyRefused
 from server.routing import RouteMatch
 
-# Hexadecimal digits of a tenant's name, and the headers that carry keys. Anthropic's clients use
-# the second header.
-_NAME_DIGITS = 16
+# The headers that carry keys. Anthropic's clients use the second one.
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
-
-
-def read_tenants(http: HttpArgs) -> dict[bytes, str]:
-    """Return a name for the owner of each key in `--api-keys-file`, by the digest of the key.
-
-    The name depends only on the key, not on its line in the file. So data that is stored under the
-    name is found again after a change of the file.
-
-    Raises:
-        StartupError: the file cannot be read, is empty, or repeats a key or one of the operator's;
-            or the operator's own keys are not set.
-    """
-    if http.api_keys_file is None:
-        return {}
-    if http.api_key is None or http.admin_api_key is None:
-        raise StartupError("--api-keys-file needs --api-key and --admin-api-key, the operator's.")
-    try:
-        lines = Path(http.api_keys_file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"--api-keys-file {http.api_keys_file}: {error}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise StartupError(f"--api-keys-file {http.api_keys_file} holds no key.")
-    if len({*keys, http.api_key, http.admin_api_key}) < len(keys) + 2:
-        raise StartupError(
-            f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
-        )
-    # Names must not change with other lines of the file, because stored data has them.
-    digests = [_digest(key.encode()) for key in keys]
-    return {digest: digest.hex()[:_NAME_DIGITS] for digest in digests}
 
 
 class Keys:
@@ -59,8 +25,8 @@ class Keys:
         Raises:
             StartupError: see `read_tenants`.
         """
-        self._api_digest = _digest(http.api_key.encode()) if http.api_key else None
-        self._admin_digest = _digest(http.admin_api_key.encode()) if http.admin_api_key else None
+        self._api_digest = digest_of(http.api_key.encode()) if http.api_key else None
+        self._admin_digest = digest_of(http.admin_api_key.encode()) if http.admin_api_key else None
         self._tenants = read_tenants(http)
 
     @property
@@ -70,7 +36,7 @@ class Keys:
 
     def has_valid(self, scope: Scope) -> bool:
         """Whether the request has a valid key, for whichever route."""
-        digest = _digest(_sent_key(scope))
+        digest = digest_of(_sent_key(scope))
         known = (self._api_digest, self._admin_digest)
         return digest in self._tenants or any(
             each is not None and hmac.compare_digest(digest, each) for each in known
@@ -78,7 +44,7 @@ class Keys:
 
     def tenant(self, scope: Scope) -> str:
         """Return the name of the tenant whose key a request has; empty if it is no tenant's."""
-        return self._tenants.get(_digest(_sent_key(scope)), "") if self._tenants else ""
+        return self._tenants.get(digest_of(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
         """Return why the request's key does not open its route; None if it does."""
@@ -91,7 +57,7 @@ class Keys:
             required = self._admin_digest
         if required is None:
             return None
-        digest = _digest(_sent_key(scope))
+        digest = digest_of(_sent_key(scope))
         if hmac.compare_digest(digest, required):
             return None
         is_tenant = digest in self._tenants
@@ -111,7 +77,3 @@ def _sent_key(scope: Scope) -> bytes:
         return b""
     scheme, _, key = values[0].partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

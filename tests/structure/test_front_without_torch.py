@@ -21,3 +21,9 @@ def test_heavy_libraries_stay_out(module):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert output.strip() == "[]"
+
+
+def test_the_worker_is_started_before_the_web_framework_is_imported() -> None:
+    code = "import sys, server.front\nprint('fastapi' in sys.modules, 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -9,7 +9,8 @@ import pytest
 from runtime.config.options import HttpArgs, LoggingArgs
 from runtime.errors import StartupError
 from server.access import Access
-from server.entry.keys import Keys, read_tenants
+from server.entry.keys import Keys
+from server.entry.tenants import read_tenants
 from tests.support.fake_server import FakeServer
 
 NORMAL = "/model_info"

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.client.session_store import MAX_SESSIONS
 from runtime.client.tenant import acting_for
-from server.entry.keys import read_tenants
+from server.entry.tenants import read_tenants
 from tests.support.fake_server import FakeServer
 from tests.support.waiting import until_in_loop
 
