@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.gated_delta import DeltaShape
 from kernels.gated_delta import triton as by_token
 from kernels.state_places import StatePlaces
-from kernels.triton_support.decays import softplus, sums_between
+from kernels.triton_support.decays import softplus
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 
@@ -84,6 +84,18 @@ def _gates(gates_ptr, tokens, gate_stride, has_token, decay, dt_bias, GATE_SPAN:
     strength = tl.sigmoid(tl.load(gate, mask=has_token, other=0.0).to(tl.float32))
     time = tl.load(gate + GATE_SPAN, mask=has_token, other=0.0).to(tl.float32) + dt_bias
     return tl.where(has_token, strength, 0.0), tl.where(has_token, decay * softplus(time), 0.0)
+
+
+@triton.jit
+def _between(change, CHUNK: tl.constexpr):
+    """Sum `change` over the tokens after `j` up to `i`: `[CHUNK, CHUNK]`, 0 where `j >= i`.
+
+    The difference of two sums from the start of the chunk would lose precision after a strong
+    decay.
+    """
+    rows = tl.arange(0, CHUNK)
+    after = tl.where(rows[:, None] > rows[None, :], change[:, None], 0.0)
+    return tl.cumsum(after, axis=0)
 
 
 @triton.jit
@@ -178,7 +190,7 @@ def prepare_kernel(
             tl.load(dt_bias_ptr + head),
             GATE_SPAN,
         )
-        kept = tl.exp(sums_between(change, CHUNK))
+        kept = tl.exp(_between(change, CHUNK))
         form = targets_ptr.dtype.element_ty
         rounded = key.to(form)
         is_seen = rows[:, None] >= rows[None, :]

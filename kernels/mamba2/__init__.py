@@ -63,9 +63,6 @@ MAMBA2: Table[Mamba2Kernels] = Table(
             probe="kernels.triton_support.device:unavailable",
             invariant=True,
         ),
-        "triton_chunks": Entry(
-            "kernels.mamba2.triton_chunks", probe="kernels.triton_support.device:unavailable"
-        ),
     },
     {"cpu": ("cpu",), "cuda": ("triton",)},
 )

@@ -14,7 +14,6 @@ KINDS = {
         "cpu.py": "kernels/*",
         "triton.py": "kernels/*",
         "triton_invariant.py": "kernels/*",
-        "triton_chunks.py": "kernels/*",
         "table.py": "kernels/*",
     },
     "runtime": {

@@ -35,7 +35,6 @@ from kernels.linear import triton_invariant as invariant_linear
 from kernels.lora.triton_few import expand_few_kernel, shrink_few_kernel
 from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
 from kernels.mamba2 import triton as mamba2
-from kernels.mamba2 import triton_chunks as mamba2_chunks
 from kernels.norm import triton as norm
 from kernels.paged_attention import triton_invariant as invariant_attention
 from kernels.paged_attention import triton_tiles as tiles
@@ -333,8 +332,6 @@ def dependent() -> Iterator[Kernel]:
     constants = {"GROUPS": 8, "HEADS": 64, "HEAD_DIM": 64, "STATE_DIM": 128, "ROWS": 128}
     constants |= {"COLUMNS": 32, "PDL": True}
     yield "mamba 2", mamba2.mamba2_kernel, constants, 4
-    constants |= {"CHUNK": 64, "STAGES": 2, "IS_ROUNDED": True, "PRECISION": "tf32"}
-    yield "mamba 2, chunks", mamba2_chunks.chunks_kernel, constants, 4
     constants = {"KEY_DIM": 128, "VALUE_DIM": 128, "ROWS": 128, "PDL": True}
     by_heads = constants | {"KEY_HEADS": 16, "RATIO": 2, "GATE_SPAN": 2}
     yield "gated delta", gated_delta.delta_kernel, by_heads | {"COLUMNS": 32}, 4
