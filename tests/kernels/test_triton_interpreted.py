@@ -30,6 +30,7 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
             "../numerics/test_group_weights.py",
             "../numerics/test_mxfp4.py",
         ],
+        ["triton_eight_bit_experts_cases.py", "../numerics/test_fp8.py"],
         ["../numerics/test_models.py", "triton_experts_cases.py"],
         [
             "test_attention.py",

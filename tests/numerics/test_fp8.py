@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from kernels.fp8_linear import Blocks, encode
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.experts import Experts
 from runtime.models.quantization.fp8.front import Fp8Quantization
 from runtime.models.quantization.fp8.parameters import NUM_SCALES
 from runtime.models.quantization.module_lists import Modules
@@ -29,6 +31,9 @@ from tests.support.driver import Driver, load
 from tests.support.fp8_models import LAYOUTS, Layout, is_linear, round_as, to_codes, write_fp8
 from tests.support.gguf_models import write_gguf
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    from kernels.experts.triton_eight_bits import EightBitExperts
 # Rows and columns of several blocks, the last ones short.
 WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 48, "num_key_value_heads": 2}
 # Mean divergence from numbers that are not rounded; these random models double any difference.
@@ -96,6 +101,42 @@ def test_experts(name: str, tmp_path: Path) -> None:
     found = driver.prefill(driver.start(tokens))
     expected = reference(source, values, tokens)
     assert divergence(expected, found) < MOST[LAYOUTS[name].activations]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by test_triton_interpreted")
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("name", ["compressed_weights_only", "block", "int8_tensor_static"])
+def test_experts_of_a_gpu(name: str, impl: str, tmp_path: Path) -> None:
+    """Experts are multiplied as codes; the codes come back and are replaced."""
+    source = variant("qwen2_moe", MIXTURE | {"num_experts": 4})
+    layout = LAYOUTS[name]
+    values = write_fp8(source, tmp_path / "m", layout, kept=("attn", "shared", "gate.weight"))
+    tokens = prompt()[:8]
+    spec = read_model_spec(tmp_path / "m")
+    settings = replace(context(), dtype=torch.bfloat16, experts=impl)
+    model = load_model(tmp_path / "m", spec, settings, lambda share: None)
+    holders = dict(model.holders())
+    of_layers = [each for each in holders.values() if isinstance(each, Experts)]
+    assert of_layers
+    assert all(isinstance(each.packed, EightBitExperts) for each in of_layers)
+    driver = Driver(model)
+    found = driver.prefill(driver.start(tokens)).float()
+    assert divergence(reference(source, values, tokens), found) < MOST[layout.activations] + 0.01
+
+    weights = LiveWeights(model, None, lambda: None, tmp_path / "spill")
+    on_disk = load_file(tmp_path / "m" / "model.safetensors")
+    for weight in spec.weights:
+        holder, _, parameter = weight.target.rpartition(".")
+        if holder.endswith(".experts") and parameter in ("gate_up", "down"):
+            part = holders[holder].part(parameter, weight.shard)
+            assert torch.equal(part.float(), on_disk[weight.name].float()), weight.name
+    before = weights.digests()
+    sent = next(name for name in values if name.endswith("experts.1.up_proj.weight"))
+    weights.load_tensors({sent: values[sent].shape}, [(sent, 2 * values[sent])])
+    largest = float(values[sent].abs().max())
+    assert float((weights.read(sent, 100)[0] - 2 * values[sent][:100]).abs().max()) < largest / 8
+    weights.undo()
+    assert weights.digests() == before
 
 
 @pytest.mark.parametrize(

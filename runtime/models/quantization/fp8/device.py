@@ -24,7 +24,7 @@ from runtime.models.layers.parameter import Parameter, Stored
 from runtime.models.quantization.fp8.front import Fp8Quantization
 from runtime.models.quantization.fp8.parameters import CODES, CodeParameter, ScaleParameter
 from runtime.models.quantization.fp8.scheme import Fp8Scheme
-from runtime.models.quantization.method import DeviceMethod
+from runtime.models.quantization.method import DeviceMethod, multiplies_codes
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,20 @@ class Device(DeviceMethod):
             found[name] = codes
         if not any(codes.has_codes for codes in found.values()):
             return None
-        self._num_widened += sum(parameter.device.type != "cpu" for parameter in plain.values())
+        multiplies = (
+            multiplies_codes(plain["down"], self.experts_implementation)
+            and self.experts_implementation != "triton_invariant"
+            and all(codes.have_kernels_form() for codes in found.values())
+        )
+        self._num_widened += sum(
+            not multiplies and parameter.device.type != "cpu" for parameter in plain.values()
+        )
         return Fp8Experts(
             found["gate_up"],
             found["down"],
             mine,
             (self.implementation, self.experts_implementation),
+            multiplies=multiplies,
         )
 
     def _codes(
@@ -85,8 +93,8 @@ class Device(DeviceMethod):
     def report(self) -> None:
         if self._num_widened:
             logger.info(
-                "Widened to 16 bits while they load: %d parameters in fp8 (experts, or no kernel "
-                "fits the device, type or shape, or products must not vary)",
+                "Widened to 16 bits while they load: %d parameters in fp8 (no kernel fits the "
+                "device, type or shape, or products must not vary)",
                 self._num_widened,
             )
 
@@ -124,18 +132,22 @@ class Codes:
         return bool(self._scale.shards)
 
     def fit_kernels(self) -> bool:
-        """Whether a GPU's kernels can multiply by the codes.
+        """Whether the device is a GPU whose kernels can multiply by the codes."""
+        return self.code.device.type == "cuda" and self.have_kernels_form()
+
+    def have_kernels_form(self) -> bool:
+        """Whether kernels can multiply by codes of this form.
 
         They can if all matrices have the same scheme, its scales are supported, and sizes are
         multiples of 16.
         """
         code, schemes = self.code, set(self.code.schemes.values())
-        if code.device.type != "cuda" or code.dtype is not torch.bfloat16:
+        if code.dtype is not torch.bfloat16:
             return False
         scheme = schemes.pop()
         if schemes or scheme is None or any(size % 16 for size in code.shape):
             return False
-        if unavailable(CODES[scheme.codes]):
+        if code.device.type == "cuda" and unavailable(CODES[scheme.codes]):
             return False
         if scheme.block[1] == 0:
             return scheme.block[0] <= 1 and not scheme.group
@@ -197,6 +209,19 @@ class Codes:
             # checkpoint.
             return Rounding(scheme.group, None, CODES[scheme.codes])
         return Rounding(scheme.group, scale[0], CODES[scheme.codes])
+
+    def common_rounding(self, shard_names: list[str]) -> Rounding | None:
+        """Return how a product of several shards rounds its activations once.
+
+        If the shards have different static scales, each token gets a scale of its own, which is
+        finer.
+        """
+        roundings = [self.rounding(name) for name in shard_names]
+        rounding = roundings[0]
+        if rounding is None or rounding.scale is None:
+            return rounding
+        scales = {None if each is None else float(each.scale or 0) for each in roundings}
+        return rounding if len(scales) == 1 else replace(rounding, scale=None)
 
     def stored(self, shard_name: str, numbers: Tensor) -> Tensor:
         """Return the codes on this rank that represent `numbers`; plain numbers are only cast."""
@@ -338,14 +363,8 @@ class Fp8Matrix(_Reading, Matrix):
         from kernels.fp8_linear.triton import Fp8Linear
 
         codes = self._stored
-        roundings = [codes.rounding(name) for name in codes.code.ordered()]
-        rounding = roundings[0]
-        if rounding is not None and rounding.scale is not None:
-            scales = {None if each is None else float(each.scale or 0) for each in roundings}
-            # A product rounds its activations once, with a finer scale if its projections' scales
-            # differ.
-            rounding = rounding if len(scales) == 1 else replace(rounding, scale=None)
-        made = Fp8Linear(*codes.take_codes(codes.code.ordered()), rounding, bias)
+        order = codes.code.ordered()
+        made = Fp8Linear(*codes.take_codes(order), codes.common_rounding(order), bias)
         if isinstance(self.packed, Fp8Linear) and self.packed.replace(made):
             return self.packed
         self.packed = made
@@ -376,9 +395,21 @@ class Fp8Experts(_Reading, ExpertsStore):
         down: Codes,
         mine: range,
         implementations: tuple[str | None, str | None],
+        *,
+        multiplies: bool,
     ) -> None:
+        """Keep the codes of the experts.
+
+        Args:
+            gate_up: codes of all gates and ups.
+            down: codes of the other matrices.
+            mine: the experts on this rank.
+            implementations: names of the linear and the experts implementation for matrices that
+                are widened to 16 bits.
+            multiplies: whether a GPU's kernels multiply by the codes.
+        """
         self._all = {"gate_up": gate_up, "down": down}
-        self._mine, self._implementations = mine, implementations
+        self._mine, self._implementations, self._multiplies = mine, implementations, multiplies
         self._packed: PackedExperts | None = None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -393,6 +424,8 @@ class Fp8Experts(_Reading, ExpertsStore):
         for codes in self._all.values():
             codes.take_scales()
         gate_up, down = self._all.values()
+        if self._multiplies:
+            return self._pack_codes()
         if gate_up.code.device.type == "cpu":
             self._packed = LoopedExperts(
                 [_pack(gate_up, [f"{i}.gate", f"{i}.up"], None) for i in self._mine],
@@ -414,6 +447,23 @@ class Fp8Experts(_Reading, ExpertsStore):
         else:
             self._packed.repack(*stacked)
         return self._packed
+
+    def _pack_codes(self) -> PackedExperts:
+        from kernels.experts.triton_eight_bits import EightBitExperts, EightBitMatrix
+
+        shards = {
+            "gate_up": [f"{i}.{half}" for i in self._mine for half in ("gate", "up")],
+            "down": [str(i) for i in self._mine],
+        }
+        gate_up, down = (
+            EightBitMatrix(*codes.take_codes(shards[name]), codes.common_rounding(shards[name]))
+            for name, codes in self._all.items()
+        )
+        made = EightBitExperts(gate_up, down, len(self._mine))
+        if isinstance(self._packed, EightBitExperts) and self._packed.replace(made):
+            return self._packed
+        self._packed = made
+        return made
 
     def discard(self) -> None:
         for codes in self._all.values():

@@ -90,7 +90,7 @@ class Fp8Quantization(Quantization):
     def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
         """Return the bytes that a matrix takes on the device; see `Quantization`.
 
-        A GPU keeps codes, except those of experts, which it widens. A CPU keeps float32 or int8.
+        A GPU keeps codes, if its kernels support the sizes. A CPU keeps float32 or int8.
         """
         count = math.prod(weight.shape)
         scheme = self.scheme(weight)
@@ -100,7 +100,7 @@ class Fp8Quantization(Quantization):
             return count * 4
         if device == "cpu":
             return count + 4 * weight.shape[0]
-        if itemsize != 2 or ".experts." in weight.target or any(n % 16 for n in weight.shape):
+        if itemsize != 2 or any(n % 16 for n in weight.shape):
             return count * itemsize
         # On a GPU each row has scales of its own.
         return count + 4 * weight.shape[0] * scheme.scale_shape(weight.shape)[-1]
