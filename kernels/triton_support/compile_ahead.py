@@ -18,27 +18,26 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 16
 # Seconds within which the threads have read some dozen kernels from Triton's folder.
 _READ_S = 0.5
-# Operations that return tensors with any content.
-_EMPTY = {
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.empty_strided.default,
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.new_empty_strided.default,
-}
+# Functions that return tensors with any content, by the object that has them.
+_EMPTY = (
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch.Tensor, "new_empty"),
+)
 
 
 class Requests(ThreadPoolExecutor):
@@ -93,15 +92,17 @@ def _with_launcher(fn, *args, **kwargs):
     return kernel
 
 
-class _Zeros(TorchDispatchMode):
-    """Fills new tensors with zeros."""
+def _zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that fills the tensors of `make` with zeros."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        if func in _EMPTY and made.device.type != "meta":
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = make(*args, **kwargs)
+        if tensor.device.type != "meta":
             # Some devices cannot fill tensors of 8-bit floats.
-            (made.view(torch.uint8) if made.itemsize == 1 else made).zero_()
-        return made
+            (tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor).zero_()
+        return tensor
+
+    return made
 
 
 @contextmanager
@@ -143,7 +144,11 @@ def compiling_ahead() -> Iterator[Requests | None]:
         stack.enter_context(AsyncCompileMode(requests))
         JITFunction.run = request
         stack.callback(setattr, JITFunction, "run", launch)
-        stack.enter_context(_Zeros())
+        # A mode of torch would do the same, but importing what it needs takes seconds.
+        for holder, name in _EMPTY:
+            make = getattr(holder, name)
+            stack.callback(setattr, holder, name, make)
+            setattr(holder, name, _zeroed(make))
         yield requests
 
 
