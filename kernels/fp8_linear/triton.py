@@ -2,10 +2,11 @@
 
 The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
 does. Four products exist. One token is multiplied without tensor cores
-(`kernels.linear.triton_gemv`), and is only rounded if the checkpoint has static scales. For up to
-64 tokens, a kernel of ours reads the codes once and is limited by memory. For more tokens,
-`torch._scaled_mm` is used if scales belong to rows, and another kernel of ours if they belong to
-blocks. If a scheme does not round activations, codes are converted to bfloat16 inside the product.
+(`kernels.linear.triton_gemv`). For up to 64 tokens, a kernel of ours reads the codes once and is
+limited by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another
+kernel of ours if they belong to blocks. If a scheme does not round activations, codes are converted
+to bfloat16 inside the product. One token is rounded, too: without rounding, the kernels of a layer
+of the 8B shape except attention take 69.6 instead of 67.1 microseconds on an H200.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 
@@ -382,12 +383,7 @@ class Fp8Linear(PackedLinear):
             bias: `[out_features]` bfloat16, or `None`.
         """
         super().__init__(codes.shape[1], codes.shape[0])
-        self.codes, self.bias = codes, bias
-        # The product of one token does not use tensor cores, so it need not round, which would take
-        # a launch and precision. Static scales are the checkpoint's choice.
-        if rounding is not None and rounding.scale is None:
-            rounding = replace(rounding, least_tokens=2)
-        self.rounding = rounding
+        self.codes, self.rounding, self.bias = codes, rounding, bias
         self.scales = scales.t().contiguous().t()
 
     @property
@@ -398,7 +394,7 @@ class Fp8Linear(PackedLinear):
     def __call__(self, x: Activations) -> Tensor:
         rounded = x
         if isinstance(x, Tensor):
-            if self.rounding is None or len(x) < self.rounding.least_tokens:
+            if self.rounding is None:
                 return multiply_few(x, None, self.codes, self.scales, self.bias)
             rounded = round_tokens(x, self.rounding)
         assert isinstance(rounded, RoundedTokens)

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation, act_and_mul
-from kernels.norm import fused_add_rms_norm, rms_norm
+from kernels.activation import Activation
 from kernels.table import Entry, Table
 
 __all__ = [
@@ -50,13 +49,11 @@ class Rounding:
         scale: float32 `[]`, the scale of all tokens, if the checkpoint gives it; `None` to compute
             scales from the activations.
         codes: dtype of the codes: `CODES` (E4M3), or int8.
-        least_tokens: with fewer tokens, activations are not rounded.
     """
 
     group: int = 0
     scale: Tensor | None = None
     codes: torch.dtype = CODES
-    least_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -167,10 +164,8 @@ def rms_norm_rounded(
     eps: float,
     zero_centered: bool,
     rounding: Rounding,
-) -> Activations:
+) -> RoundedTokens:
     """Compute an RMS norm, and round its result as `round_to_codes` does.
-
-    With fewer tokens than `rounding.least_tokens`, the result is not rounded.
 
     Args:
         x: `[num_tokens, hidden_size]`; see `kernels.norm.rms_norm`.
@@ -181,24 +176,16 @@ def rms_norm_rounded(
         zero_centered: whether the norm multiplies by `1 + weight`.
         rounding: how the result is rounded.
     """
-    if len(x) < rounding.least_tokens:
-        if residual is None:
-            return rms_norm(x, weight, eps, zero_centered)
-        return fused_add_rms_norm(x, residual, weight, eps, zero_centered)
     kernels = _kernels(x.device.type)
     return kernels.rms_norm_rounded(x, residual, weight, eps, zero_centered, rounding)
 
 
-def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> Activations:
+def act_and_mul_rounded(x: Tensor, activation: Activation, rounding: Rounding) -> RoundedTokens:
     """Compute `activation(gate) * up`, and round the result as `round_to_codes` does.
-
-    With fewer tokens than `rounding.least_tokens`, the result is not rounded.
 
     Args:
         x: `[num_tokens, 2 * width]`, gate first; see `kernels.activation.act_and_mul`.
         activation: activation of the gate.
         rounding: how the result is rounded.
     """
-    if len(x) < rounding.least_tokens:
-        return act_and_mul(x, activation)
     return _kernels(x.device.type).act_and_mul_rounded(x, activation, rounding)

@@ -42,26 +42,19 @@ def test_products(shape: tuple[int, int], form: str, num_tokens: int) -> None:
     torch.testing.assert_close(linear.unpack().double(), weight)
     if num_tokens > 64 and form == "rows" and not ON_GPU:
         pytest.skip("the product of many tokens is the library's")
-    # One token is not rounded.
-    plain = rounding is None or num_tokens == 1
-    seen = x.float() if rounding is None or plain else round_activations(x, rounding)
+    seen = x.float() if rounding is None else round_activations(x, rounding)
     expected = seen.double() @ weight.T + bias.double()
     # A quotient in the middle between two codes may go to either.
-    close = {"rtol": 2**-7, "atol": (2e-4 if plain else 2e-3) * shape[1] ** 0.5}
+    close = {"rtol": 2**-7, "atol": (2e-4 if rounding is None else 2e-3) * shape[1] ** 0.5}
     torch.testing.assert_close(linear(x).double(), expected, **close)
     if num_tokens <= 64:
         x_scales = None
-        if not plain:
+        if rounding is not None:
             rounded = round_tokens(x, rounding)
             assert torch.equal(linear(rounded), linear(x))
             x, x_scales = rounded.codes, rounded.scales
         split = multiply_few(x, x_scales, codes, linear.scales, bias, Tile(64, 128, 2, 4, 3))
         torch.testing.assert_close(split.double(), expected, **close)
-    if num_tokens == 1 and rounding is not None:
-        rounded = round_tokens(x, rounding)
-        expected = round_activations(x, rounding).double() @ weight.T + bias.double()
-        close["atol"] = 2e-3 * shape[1] ** 0.5
-        torch.testing.assert_close(linear(rounded).double(), expected, **close)
 
 
 @pytest.mark.parametrize("form", ["rows", "blocks", "plain_rows", "int8"])

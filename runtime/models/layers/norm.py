@@ -8,7 +8,7 @@ from typing import overload
 from torch import Tensor
 
 from kernels.norm import fused_add_layer_norm, fused_add_rms_norm, layer_norm, rms_norm
-from kernels.rounding import Activations, Rounding, rms_norm_rounded
+from kernels.rounding import Activations, RoundedTokens, Rounding, rms_norm_rounded
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
 
@@ -92,7 +92,7 @@ class RMSNorm(WeightHolder):
         """Add `x` to `residual`, `[num_tokens, size]`, in place; return the norm of the sum."""
         return fused_add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered)
 
-    def rounded(self, x: Tensor, residual: Tensor | None, rounding: Rounding) -> Activations:
+    def rounded(self, x: Tensor, residual: Tensor | None, rounding: Rounding) -> RoundedTokens:
         """Return the norm, rounded as the product that reads it rounds its input.
 
         Args:
