@@ -249,7 +249,7 @@ def test_from_start_to_ready_and_out(tmp_path):
     port = free_port()
     # As it is where both libraries for grammars are installed.
     args = ["--model-path", str(tiny_model("qwen3")), "--grammar-backend", "auto"]
-    with ServerProcess(*args, "--port", str(port), cwd=tmp_path) as server:
+    with ServerProcess(*args, "--port", str(port), cwd=tmp_path, plain=True) as server:
         phases = set()
         cpu_s_before_livez = None
         # Held until the front has answered: on a busy machine it might be ready before.

@@ -45,7 +45,7 @@ def num_files(pids: list[int]) -> list[int]:
 
 
 def test_nothing_is_kept_for_clients_that_left() -> None:
-    with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), plain=True) as server:
         server.wait_ready()
         solo = greedy(server)
 

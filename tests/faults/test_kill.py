@@ -92,7 +92,7 @@ def wait_gone(server: ServerProcess, num_restarts: int) -> float:
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
 def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
-    with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), plain=True) as server:
         server.wait_ready()
         noticed = []
         for _ in range(ROUNDS):
@@ -118,7 +118,7 @@ def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
 
 def test_requests_in_flight_are_told_why() -> None:
     args = ("--model-path", str(tiny_model("qwen3")), "--max-resumes", "0")
-    with ServerProcess(*args) as server:
+    with ServerProcess(*args, plain=True) as server:
         server.wait_ready()
         clients = Clients(server.url, 3)
         clients.wait_started()
@@ -140,7 +140,9 @@ def test_nothing_outlives_a_killed_front() -> None:
     gone = []
     for number in range(ROUNDS):
         # The library for grammars that takes seconds to import, too: a child may be busy with it.
-        server = ServerProcess(*args, "--grammar-backend", backends[number % len(backends)])
+        server = ServerProcess(
+            *args, "--grammar-backend", backends[number % len(backends)], plain=True
+        )
         server.wait_ready()
         clients = Clients(server.url, 3)
         clients.wait_started()
@@ -157,13 +159,13 @@ def test_nothing_outlives_a_killed_front() -> None:
 def test_who_starts_a_killed_front_again_needs_not_wait() -> None:
     port = free_port()
     args = ("--model-path", str(tiny_model("qwen3")), "--port", str(port))
-    server = ServerProcess(*args).wait_ready()
+    server = ServerProcess(*args, plain=True).wait_ready()
     clients = Clients(server.url, 3)
     clients.wait_started()
     children = server.child_pids()
     server.signal(signal.SIGKILL)
     # What a supervisor does: its children may be there still, and so may its connections.
-    with ServerProcess(*args) as again:
+    with ServerProcess(*args, plain=True) as again:
         again.wait_ready()
         clients.join()
         answer = again.client.post("/generate", json={"text": "The", "sampling_params": {"n": 2}})
@@ -175,7 +177,7 @@ def test_who_starts_a_killed_front_again_needs_not_wait() -> None:
 def test_a_front_killed_while_loading_leaves_nothing() -> None:
     gone = []
     for _ in range(ROUNDS):
-        server = ServerProcess("--model-path", str(tiny_model("qwen3")))
+        server = ServerProcess("--model-path", str(tiny_model("qwen3")), plain=True)
         server.wait_for_line("Starting the worker")
         until(lambda: len(server.child_pids()) >= 2, 30, "no children")  # noqa: B023
         children = server.child_pids()

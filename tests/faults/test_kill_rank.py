@@ -18,7 +18,7 @@ from tests.support.waiting import until
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
-        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1"
+        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1", plain=True
     ) as server:
         yield server
 

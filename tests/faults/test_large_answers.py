@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model-path", str(ROOT / "headrace/demo/model")) as server:
+    with ServerProcess("--model-path", str(ROOT / "headrace/demo/model"), plain=True) as server:
         yield server.wait_ready()
 
 

@@ -29,7 +29,7 @@ assert len(TEXT) > 60_000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model-path", str(ROOT / "headrace/demo/model")) as server:
+    with ServerProcess("--model-path", str(ROOT / "headrace/demo/model"), plain=True) as server:
         yield server.wait_ready()
 
 

@@ -99,7 +99,7 @@ async def traffic(url: str, seed: int) -> list[str]:
 
 def test_mixed_requests_leave_nothing_behind() -> None:
     args = ("--model-path", str(tiny_model("qwen3")), "--enable-metrics")
-    with ServerProcess(*args, "--max-total-tokens", "1024") as server:
+    with ServerProcess(*args, "--max-total-tokens", "1024", plain=True) as server:
         server.wait_ready()
         if BACKENDS:
             # The compiler of grammars is all there once it has answered.

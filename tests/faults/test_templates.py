@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     path: Path = tmp_path_factory.mktemp("template") / "hostile.jinja"
     path.write_text(f"{{% if not attack %}}{CALM}{''.join(branches)}{{% endif %}}")
     model = str(ROOT / "headrace/demo/model")
-    with ServerProcess("--model-path", model, "--chat-template", str(path)) as server:
+    with ServerProcess("--model-path", model, "--chat-template", str(path), plain=True) as server:
         yield server.wait_ready()
 
 

@@ -7,6 +7,9 @@ import glob
 from collections.abc import Collection
 from pathlib import Path
 
+# The module of processes that belong to the tests and not to a server; see `warm_start`.
+OF_TESTS = "tests.support.warm_start"
+
 
 def children(pid: int) -> list[int]:
     """Return the ids of the child processes of `pid`, started by any of its threads."""
@@ -15,7 +18,7 @@ def children(pid: int) -> list[int]:
         # The thread may have ended meanwhile, too.
         with contextlib.suppress(OSError):
             found += [int(word) for word in Path(path).read_text().split()]
-    return found
+    return [child for child in found if OF_TESTS not in command(child)]
 
 
 def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
@@ -31,7 +34,7 @@ def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
 def command(pid: int) -> list[str]:
     """Return the words of a process's command line; empty if the process has ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     return []
 
 

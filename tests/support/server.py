@@ -26,6 +26,7 @@ from tests.support.grammar_backends import BACKENDS
 from tests.support.guard import unwatch, watch
 from tests.support.processes import children
 from tests.support.tiny_models import tiny_model
+from tests.support.warm_start import PlainPopen, WarmPopen
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
@@ -60,12 +61,14 @@ class ServerProcess:
         *args: str,
         cwd: Path | None = None,
         prefix: tuple[str, ...] = (),
+        plain: bool = False,
         **environment: str,
     ) -> None:
         """Start the server, by default on a free port and with the toy model.
 
         The default grammar library is llguidance, with which a start takes a tenth less time.
-        `prefix` is a command that runs the server's command.
+        `prefix` is a command that runs the server's command. With `plain`, all processes of the
+        server are started as in production, which takes three more seconds of processor time.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--model-path" not in args:
@@ -80,7 +83,7 @@ class ServerProcess:
             args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
+        self.process = (PlainPopen if plain else WarmPopen)(
             [*prefix, sys.executable, "-m", "server.launch", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
