@@ -37,7 +37,7 @@ def test_the_family_is_that_of_commands() -> None:
     assert os.getpgid(front) == os.getpgid(0)
     for name, pid in engine_processes(front).items():
         assert parent(pid) == front
-        assert command(pid) == [sys.executable, "-P", "-m", "runtime.ipc.process", name]
+        assert command(pid)[:5] == [sys.executable, "-P", "-m", "runtime.ipc.process", name]
         assert os.getsid(pid) == pid
 
 

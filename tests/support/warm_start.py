@@ -49,11 +49,12 @@ from typing import Any, NamedTuple
 # it imports late are executed in the fork.
 _MODULES = (
     "server.front",
+    "server.app",
+    "uvicorn.protocols.http.httptools_impl",
     "runtime.text.detokenizer_process",
     "runtime.grammar.compiler",
-    "llguidance.hf",
+    "runtime.grammar.llguidance",
     "runtime.worker.worker_process",
-    "runtime.worker.build_worker",
 )
 _STARTED = ("server.launch", "runtime.ipc.process")
 # With these options of a server its worker starts processes, too.
@@ -322,7 +323,7 @@ def _serve(control: socket.socket, parent: Sequence[str]) -> str:
 def _starts_others(args: Sequence[str], parent: Sequence[str]) -> bool:
     if _module(args) == "server.launch":
         return True
-    return args[-1] == "scheduler" and not _OF_RANKS.isdisjoint(parent)
+    return "scheduler" in args and not _OF_RANKS.isdisjoint(parent)
 
 
 def main() -> str:
@@ -334,6 +335,8 @@ def main() -> str:
     with uncollected():
         for name in _MODULES:
             import_module(name)
+        # Torch and the rest of the worker, as the worker imports them.
+        import_module("runtime.worker.worker_process").import_ahead()
     gc.collect()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not survive a fork"
