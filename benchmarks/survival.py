@@ -43,7 +43,7 @@ def children(pid: int, name: str) -> list[int]:
         with contextlib.suppress(OSError, IndexError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             command = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            if parent == pid and command[-1].decode() == name:
+            if parent == pid and name.encode() in command:
                 found.append(int(folder.name))
     return sorted(found)
 

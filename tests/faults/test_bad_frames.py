@@ -15,7 +15,7 @@ import zmq
 from runtime.ipc.messages import DetokenizerInbound, FrontInbound, SchedulerInbound
 from runtime.ipc.transport import MAX_FRAME_BYTES, RUN_FOLDER_PREFIX
 from tests.support.frames import BAD_FRAMES, frame_header, push_peer
-from tests.support.processes import children, command
+from tests.support.processes import engine_processes
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 
@@ -57,7 +57,7 @@ def sockets(server: ServerProcess) -> list[Path]:
 
 
 def child_pids(server: ServerProcess) -> dict[str, int]:
-    return {command(pid)[-1]: pid for pid in children(server.process.pid) if command(pid)}
+    return engine_processes(server.process.pid)
 
 
 def rejected(server: ServerProcess) -> dict[str, int]:
