@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "pool.h"
+#include "recording.h"
 #include "simd.h"
 
 namespace hr {
@@ -73,6 +74,7 @@ extern "C" void hr_act_and_mul(int64_t is_bf16, int64_t is_gelu_tanh, const void
     };
     is_gelu_tanh ? run(GeluTanh{}) : run(Silu{});
 }
+HR_RECORDABLE(hr_act_and_mul)
 
 extern "C" void hr_sigmoid_mul(int64_t is_bf16, const void *gates, int64_t gate_stride,
                                int64_t is_shared, const void *x, void *out, int64_t rows, int64_t n,
@@ -84,3 +86,4 @@ extern "C" void hr_sigmoid_mul(int64_t is_bf16, const void *gates, int64_t gate_
         gated_by_sigmoid((const float *)gates, gate_stride, is_shared, (const float *)x,
                          (float *)out, rows, n, threads);
 }
+HR_RECORDABLE(hr_sigmoid_mul)

@@ -19,6 +19,7 @@
 #include "gemm.h"
 #include "kept.h"
 #include "pool.h"
+#include "recording.h"
 
 namespace hr {
 
@@ -434,6 +435,7 @@ extern "C" void hr_paged_attention(int64_t is_bf16, int64_t kept, const void *q,
     };
     is_bf16 ? run((bf16 *)out) : run((float *)out);
 }
+HR_RECORDABLE(hr_paged_attention)
 
 // `indptr` holds the bounds of the texts. `kind`: 0 is float32, 1 is bfloat16, 2 is float32 with
 // products in bfloat16.

@@ -26,7 +26,7 @@ _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_int64
 _REAL = ctypes.c_double
 
-_SIGNATURES: dict[str, tuple[type, ...]] = {
+SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE, _SIZE),
     "hr_layer_norm": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _REAL, _SIZE),
     "hr_act_and_mul": (_SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
@@ -50,7 +50,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_stored_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_stored_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_stored_look_up": (_SIZE, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 3),
-    "hr_stored_rows": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 3),
+    "hr_stored_rows": (_SIZE, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, *[_SIZE] * 3),
     "hr_stored_linear": (_SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 4),
     "hr_lora_add": (
         *(_SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER),
@@ -60,7 +60,23 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_gated_delta": (*(_SIZE, _POINTER, _POINTER, _SIZE, *[_POINTER] * 9, *[_SIZE] * 8),),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
+    "hr_repeat_calls": (_POINTER, _SIZE),
 }
+
+# The functions whose calls `kernels.cpu.recording` can record: those with an `HR_RECORDABLE` line.
+RECORDABLE = (
+    "hr_rms_norm",
+    "hr_layer_norm",
+    "hr_act_and_mul",
+    "hr_sigmoid_mul",
+    "hr_rope_kv_write",
+    "hr_kv_write",
+    "hr_paged_attention",
+    "hr_linear",
+    "hr_stored_rows",
+    "hr_stored_look_up",
+    "hr_stored_linear",
+)
 
 # Functions with a result: the type of the result, then the types of the arguments.
 _RESULTS: dict[str, tuple[type, ...]] = {
@@ -103,7 +119,7 @@ def _load() -> ctypes.CDLL | str:
 
 def _bind(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name, argtypes in _SIGNATURES.items():
+    for name, argtypes in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argtypes
         function.restype = None

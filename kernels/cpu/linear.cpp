@@ -8,6 +8,7 @@
 #include "amx.h"
 #include "gemm.h"
 #include "pool.h"
+#include "recording.h"
 #include "unary.h"
 
 namespace hr {
@@ -223,3 +224,4 @@ extern "C" void hr_linear(int64_t kind, const void *x, const void *packed, const
     });
     run((const bf16 *)rounded, (float *)out);
 }
+HR_RECORDABLE(hr_linear)

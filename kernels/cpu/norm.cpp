@@ -4,6 +4,7 @@
 
 #include "norm.h"
 #include "pool.h"
+#include "recording.h"
 
 namespace hr {
 
@@ -111,6 +112,7 @@ extern "C" void hr_layer_norm(int64_t is_bf16, const void *x, void *residual, co
     };
     is_bf16 ? run_add((bf16 *)out) : run_add((float *)out);
 }
+HR_RECORDABLE(hr_layer_norm)
 
 extern "C" void hr_rms_norm(int64_t is_bf16, const void *x, void *residual, const void *weight,
                             void *out, int64_t rows, int64_t n, double eps,
@@ -128,3 +130,4 @@ extern "C" void hr_rms_norm(int64_t is_bf16, const void *x, void *residual, cons
     };
     zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }
+HR_RECORDABLE(hr_rms_norm)

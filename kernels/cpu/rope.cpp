@@ -6,6 +6,7 @@
 #include "kept.h"
 #include "norm.h"
 #include "pool.h"
+#include "recording.h"
 
 namespace hr {
 
@@ -94,6 +95,7 @@ extern "C" void hr_rope_kv_write(int64_t is_bf16, int64_t kept, void *qkv, int64
     };
     zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }
+HR_RECORDABLE(hr_rope_kv_write)
 
 // Copies heads with any strides to pages. All sizes are in bytes. If the page's heads are wider,
 // their rest becomes 0.
@@ -114,3 +116,4 @@ extern "C" void hr_kv_write(const char *rows, int64_t token_stride, int64_t head
         }
     });
 }
+HR_RECORDABLE(hr_kv_write)

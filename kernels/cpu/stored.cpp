@@ -9,6 +9,7 @@
 #endif
 
 #include "pool.h"
+#include "recording.h"
 #include "stored_tiles.h"
 
 namespace hr {
@@ -394,17 +395,20 @@ extern "C" void hr_stored_unpack(int64_t form, const void *packed, void *stored,
     });
 }
 
-// Writes rows of one matrix as float32: row ids[i] to out + places[i] * in, for each i below
-// `count`.
-extern "C" void hr_stored_rows(int64_t form, const void *packed, const int64_t *ids,
-                               const int64_t *places, float *out, int64_t count, int64_t in,
+// Writes rows of one of several stacked matrices as float32, for each i below `count`: row ids[i] of
+// the stack to row i of `out`. The matrix has the stack's rows from `first` to `first + rows`; other
+// ids are skipped.
+extern "C" void hr_stored_rows(int64_t form, const void *packed, int64_t first, int64_t rows,
+                               const int64_t *ids, float *out, int64_t count, int64_t in,
                                int64_t threads) {
     const int64_t panel_bytes = bytes_of_panel(form, in);
     parallel(count, threads, count * in * 4, [=](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
-            uint8_t *panel = (uint8_t *)packed + ids[i] / COLUMNS * panel_bytes;
-            const int64_t c = ids[i] % COLUMNS;
-            float *to = out + places[i] * in;
+            const int64_t row = ids[i] - first;
+            if (row < 0 || row >= rows) continue;
+            uint8_t *panel = (uint8_t *)packed + row / COLUMNS * panel_bytes;
+            const int64_t c = row % COLUMNS;
+            float *to = out + i * in;
             for (int64_t j = 0; form <= BF16 && j < in; j++) {
                 if (form == F32)
                     to[j] = ((const float *)panel)[j * COLUMNS + c];
@@ -418,6 +422,7 @@ extern "C" void hr_stored_rows(int64_t form, const void *packed, const int64_t *
         }
     });
 }
+HR_RECORDABLE(hr_stored_rows)
 
 // Writes rows of a matrix that is not packed as float32: stored row ids[i] to row i of `out`, for each
 // i below `count`. Ids outside [0, rows) are skipped.
@@ -449,3 +454,4 @@ extern "C" void hr_stored_look_up(int64_t form, const void *stored, int64_t rows
         }
     });
 }
+HR_RECORDABLE(hr_stored_look_up)

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "pool.h"
+#include "recording.h"
 #include "stored_tiles.h"
 
 namespace hr {
@@ -460,3 +461,4 @@ extern "C" void hr_stored_linear(int64_t is_bf16, const void *x, const void *par
             linear_stored((const float *)from, (const Part *)parts, num_parts, result, count, in, threads);
     }
 }
+HR_RECORDABLE(hr_stored_linear)

@@ -101,24 +101,23 @@ class StoredLinear(QuantizedLinear):
 
     def rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         ids = ids.contiguous()
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= self.out_features):
+        # Read by numpy, because a recorded step (`kernels.cpu.recording`) cannot repeat a branch on
+        # a tensor's values. The library skips ids that are out of range.
+        found = ids.numpy()
+        if len(found) and (found.min() < 0 or found.max() >= self.out_features):
             raise IndexError(f"row ids outside [0, {self.out_features})")
         out = torch.empty(len(ids), self.in_features)
         for (form, rows), panels, first in zip(
             self.forms, self._panels, self._first_rows(), strict=True
         ):
-            places = torch.arange(len(ids))
-            own = ids
-            if len(self.forms) > 1:
-                places = ((ids >= first) & (ids < first + rows)).nonzero()[:, 0]
-                own = ids[places] - first
             _library.hr_stored_rows(
                 _NUMBERS[form],
                 panels.data_ptr(),
-                own.data_ptr(),
-                places.data_ptr(),
+                first,
+                rows,
+                ids.data_ptr(),
                 out.data_ptr(),
-                len(own),
+                len(ids),
                 self.in_features,
                 torch.get_num_threads(),
             )

@@ -46,6 +46,7 @@ class DeviceMemory:
         The CUDA graphs are released too, because they contain addresses of the KV cache.
         """
         self._kv.clear()
+        self.forget_recordings()
         self._runner.drop_images()
         self.kv_is_released = True
         self.release_graphs()
@@ -64,6 +65,11 @@ class DeviceMemory:
             give_back()
             raise MemoryError("not enough memory for the KV pool") from error
         self.kv_is_released = False
+
+    def forget_recordings(self) -> None:
+        """Drop recorded steps, because weights may get other memory."""
+        if self._runner.steps is not None:
+            self._runner.steps.forget()
 
     def release_graphs(self) -> None:
         """Release the CUDA graphs; steps run without them."""

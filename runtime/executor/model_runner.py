@@ -27,6 +27,7 @@ from runtime.executor.host_pool import HostPools
 from runtime.executor.image_store import ImageStore
 from runtime.executor.out_of_memory import step_failure
 from runtime.executor.profiler import Profiler
+from runtime.executor.recorded_steps import RecordedSteps
 from runtime.executor.row_extras import Named, reported
 from runtime.executor.sampler import Sampler
 from runtime.executor.staging import to_device
@@ -151,12 +152,14 @@ class StepRunner(ABC):
     Attributes:
         profiler: records traces of the steps; `None` for no traces.
         recorder: records the experts that steps choose; `None` unless requested at start-up.
+        steps: computes the layers, and keeps recordings of them; `None` if there are none.
         delay_s: time to wait before each step is launched, seconds.
         host: the rank's pages and recurrent states in host memory.
     """
 
     profiler: Profiler | None = None
     recorder: ExpertRecorder | None = None
+    steps: RecordedSteps | None = None
     delay_s = 0.0
     host: HostPools = HostPools()
 
@@ -302,6 +305,8 @@ def made_masks(masks: MaskSource | None) -> TokenMasks | None:
 class ModelRunner(StepRunner):
     """Runs the steps of a text-generating model; owns its KV cache and batch rows on one device."""
 
+    steps: RecordedSteps
+
     def __init__(
         self,
         model: CausalLM,
@@ -343,6 +348,7 @@ class ModelRunner(StepRunner):
             self._images = ImageStore(model.visual, vision, rows.device, alone=sees_alone)
         self._adapters = adapters
         self._graphs: GraphRunner | None = None
+        self.steps = RecordedSteps(model, rows, is_on=self._is_alone and self._experts is None)
 
     def add_graphs(self, limits: GraphLimits) -> None:
         """Let steps within `limits` run as CUDA graphs once `capture_graphs` was called."""
@@ -418,7 +424,7 @@ class ModelRunner(StepRunner):
         # The last layer must compute every token if extra outputs or expert choices need it.
         if plan.report_spans or watches:
             batch.logits_indices = None
-        hidden = self._model.forward(batch)
+        hidden = self.steps.forward(plan, batch)
         if not self._is_last_stage:
             return Computed()
         chosen = self._asked_experts()

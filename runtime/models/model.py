@@ -40,7 +40,15 @@ class Model(ABC):
 
 
 class CausalLM(Model):
-    """A model that gives logits of the next token."""
+    """A model that gives logits of the next token.
+
+    Attributes:
+        is_recordable: whether `forward` has no branches that depend on the values of tensors, so
+            that a decode step can be recorded (`runtime.executor.recorded_steps`). The kernels of
+            experts on a CPU choose in Python which experts they multiply.
+    """
+
+    is_recordable: bool = False
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -100,6 +100,7 @@ class RankWeights:
         Raises:
             DeviceLost: the device has failed for good.
         """
+        self._memory.forget_recordings()
         try:
             message, data = self._run(op)
         except HeadraceError as error:

@@ -166,7 +166,7 @@ import hashlib, pathlib, sys, torch
 from kernels.cpu import build, library
 (folder,) = sys.argv[1:]
 # Their sources alone: a compiler takes a while for them all.
-for table in (library._SIGNATURES, library._RESULTS):
+for table in (library.SIGNATURES, library._RESULTS):
     for name in list(table):
         if not name.startswith(("hr_stored", "hr_dots")):
             del table[name]

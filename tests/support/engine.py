@@ -140,12 +140,14 @@ class InProcessEngine:
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
         """Replace the model's `forward` by `compute`, which gets the original and each batch."""
-        model, forward = self.model, self.model.forward
+        model, forward, recordable = self.model, self.model.forward, self.model.is_recordable
         model.forward = lambda batch: compute(forward, batch)
+        model.is_recordable = False
         try:
             yield
         finally:
             del model.forward
+            model.is_recordable = recordable
 
     def _collect(self, message: TokenDeltas) -> None:
         for start, cached in zip(message.starts, message.cached_tokens, strict=True):

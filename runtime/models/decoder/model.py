@@ -462,9 +462,9 @@ class DecoderForCausalLM(CausalLM):
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
-        self.spec = spec
-        self.context = context
+        self.spec, self.context = spec, context
         self.model = self.decoder_class(spec, context)
+        self.is_recordable = spec.experts is None
         self._logit_scale, self._logit_softcap = spec.logit_scale, spec.logit_softcap
         self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
         self.lm_head: Linear | None = None

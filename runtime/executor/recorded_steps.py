@@ -1,0 +1,152 @@
+"""Decode steps on a CPU that are recorded once and then repeated without the model's Python code.
+
+A recorded step reads its inputs from tensors whose memory stays the same. Each number of sequences
+has a recording of its own. A recording is used after its first repetition gave the same bits as the
+model's own code. Layers that branch on the values of tensors therefore run as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import unavailable
+from runtime.executor.batch_rows import BatchRows
+from runtime.models.attention.forward_batch import ForwardBatch, WindowView
+from runtime.models.model import CausalLM
+from runtime.step.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from kernels.cpu.recording import Recording
+
+logger = logging.getLogger(__name__)
+
+# With more sequences, the kernels of a step take much longer than the Python code between them.
+MAX_SEQS = 16
+
+
+@dataclass
+class _Recorded:
+    """A recorded step.
+
+    Attributes:
+        batch: its input.
+        recording: `None` if the step cannot be recorded.
+        is_checked: whether a repetition was compared with the model.
+    """
+
+    batch: ForwardBatch
+    recording: Recording | None
+    is_checked: bool = False
+
+
+class RecordedSteps:
+    """Computes the layers of steps, and those of small decode steps by recordings.
+
+    Attributes:
+        num_repeats: number of steps that were repeated from a recording.
+    """
+
+    def __init__(self, model: CausalLM, rows: BatchRows, *, is_on: bool) -> None:
+        """Start without recordings.
+
+        Args:
+            model: the loaded model.
+            rows: the rows of the running batch.
+            is_on: whether steps may be recorded, if the device and the model allow it.
+        """
+        self._model = model
+        self._max_pages = rows.page_table.shape[1]
+        self._is_on = is_on and rows.device.type == "cpu" and unavailable() is None
+        self._recorded: dict[int, _Recorded] = {}
+        self.num_repeats = 0
+
+    def forget(self) -> None:
+        """Drop all recordings, because weights or the KV cache get other memory."""
+        self._recorded.clear()
+
+    def _can_repeat(self, plan: StepPlan, batch: ForwardBatch) -> bool:
+        """Whether a step only decodes one token per sequence, in the plainest way."""
+        special = batch.states, batch.images, batch.rope_axes, batch.embed_indices
+        return (
+            self._is_on
+            and self._model.is_recordable
+            and plan.num_tokens == plan.num_decodes == len(plan.rows) <= MAX_SEQS
+            and batch.logits_indices is None
+            and (batch.adapters is None or not batch.adapters.is_on)
+            and all(each is None for each in special)
+            and not batch.attention.reads_host
+        )
+
+    def forward(self, plan: StepPlan, batch: ForwardBatch) -> Tensor:
+        """Compute the layers of a step; see `CausalLM.forward`."""
+        if not self._can_repeat(plan, batch):
+            return self._model.forward(batch)
+        num_seqs = len(batch.input_ids)
+        known = self._recorded.get(num_seqs)
+        if known is None:
+            return self._record(num_seqs, batch)
+        if known.recording is None:
+            return self._model.forward(batch)
+        _copy_inputs(batch, known.batch)
+        known.recording.repeat()
+        self.num_repeats += 1
+        # The next step overwrites the recording's result.
+        result = known.recording.result.clone()
+        if known.is_checked:
+            return result
+        plain = self._model.forward(batch)
+        known.is_checked = True
+        if not torch.equal(result.view(torch.uint8), plain.view(torch.uint8)):
+            logger.warning("A repeated decode step differs; such steps run without a recording")
+            known.recording = None
+        return plain
+
+    def _record(self, num_seqs: int, batch: ForwardBatch) -> Tensor:
+        from kernels.cpu.recording import record
+
+        own = self._own_inputs(batch)
+        result, recording, why = record(lambda: self._model.forward(own))
+        if recording is None:
+            logger.info("Decode steps of %d sequences are not recorded: %s", num_seqs, why)
+        self._recorded[num_seqs] = _Recorded(own, recording)
+        return result.clone()
+
+    def _own_inputs(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return a copy of a batch in memory of its own, with room for the longest sequences."""
+
+        def table(pages: Tensor) -> Tensor:
+            return pages.new_zeros(len(pages), self._max_pages)
+
+        window = batch.window
+        own = replace(
+            batch,
+            input_ids=batch.input_ids.clone(),
+            positions=batch.positions.clone(),
+            slots=batch.slots.clone(),
+            qo_indptr=batch.qo_indptr.clone(),
+            seq_lens=batch.seq_lens.clone(),
+            page_table=table(batch.page_table),
+            window=None
+            if window is None
+            else WindowView(table(window.page_table), window.slots.clone()),
+        )
+        _copy_inputs(batch, own)
+        return own
+
+
+def _copy_inputs(source: ForwardBatch, to: ForwardBatch) -> None:
+    """Copy what differs between decode steps of as many sequences."""
+    to.input_ids.copy_(source.input_ids)
+    to.positions.copy_(source.positions)
+    to.slots.copy_(source.slots)
+    to.seq_lens.copy_(source.seq_lens)
+    to.page_table[:, : source.page_table.shape[1]].copy_(source.page_table)
+    if source.window is not None and to.window is not None:
+        pages = source.window.page_table
+        to.window.page_table[:, : pages.shape[1]].copy_(pages)
+        to.window.slots.copy_(source.window.slots)
