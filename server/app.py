@@ -46,6 +46,7 @@ from server.wire_routes import create_routers as create_wire_routers
 
 _METRICS = operation(
     ok=text(),
+    refuses=(400,),
     query=(Query("prefix", str, "What names begin with instead of `sglang:`, such as headrace_."),),
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from openai_api.chat_run import ChatRun, open_chat
 from openai_api.openai_context import OpenAIContext
-from openai_api.output_parser import ContentText
+from openai_api.output_parser import ContentText, ReasoningText
 from openai_api.responses.chat_of_items import chat_of
 from openai_api.responses.item_list import listed
 from openai_api.responses.item_references import new_response_id
@@ -33,7 +33,16 @@ _ASK = (
 
 
 class NoSummary(HeadraceError):
-    """The model wrote no text for the summary."""
+    """The model wrote no text for the summary.
+
+    Attributes:
+        count: token counts of the request that was to make the summary.
+    """
+
+    def __init__(self, count: TokenCount) -> None:
+        """Create the error for a request with these token counts."""
+        super().__init__("The model wrote no summary of the conversation.")
+        self.count = count
 
 
 @dataclass(frozen=True)
@@ -52,21 +61,29 @@ class Compaction:
 async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext) -> dict[str, Any]:
     """Return the answer of `/v1/responses/compact`.
 
+    If the model writes no summary, the answer has the whole conversation: the client continues with
+    the answer's items in either case, so nothing is lost.
+
     Args:
         request: the request.
         items: the whole conversation.
         context: the server's context.
 
     Raises:
-        InvalidRequest, NoSummary: see `summarised`.
+        InvalidRequest: see `summarised`.
     """
-    made = await summarised(request, items, context)
+    try:
+        made = await summarised(request, items, context)
+    except NoSummary as error:
+        output, count = [*listed(items)], error.count
+    else:
+        output, count = [*listed(spoken(items, ("user",))), made.item], made.count
     return {
         "id": new_response_id(),
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [*listed(spoken(items, ("user",))), made.item],
-        "usage": usage_of_response(made.count, context),
+        "output": output,
+        "usage": usage_of_response(count, context),
     }
 
 
@@ -113,7 +130,7 @@ async def summarised(
     run = await open_chat(chat, context, "resp", prompt)
     summary = await _text(run)
     if not summary:
-        raise NoSummary("The model wrote no summary of the conversation.")
+        raise NoSummary(run.choices[0].count)
     item = {
         "id": f"cmp_{secrets.token_hex(24)}",
         "type": "compaction",
@@ -123,9 +140,14 @@ async def summarised(
 
 
 async def _text(run: ChatRun) -> str:
+    """Return the model's text, or its thoughts if it wrote nothing else within the limit."""
     texts: list[str] = []
+    thoughts: list[str] = []
     async with contextlib.aclosing(run.generation.chunks()) as chunks:
         async for _, chunk in chunks:
-            outputs = run.choices[0].read(chunk)
-            texts += [each.text for each in outputs if isinstance(each, ContentText)]
-    return "".join(texts).strip()
+            for each in run.choices[0].read(chunk):
+                if isinstance(each, ContentText):
+                    texts.append(each.text)
+                elif isinstance(each, ReasoningText):
+                    thoughts.append(each.text)
+    return "".join(texts).strip() or "".join(thoughts).strip()

@@ -269,5 +269,20 @@ async def test_only_what_can_be_made_shorter_is(make_front: Any) -> None:
     assert empty.status_code == 400
     unknown = await front.post("/v1/responses/compact", {"previous_response_id": "resp_0"})
     assert unknown.json()["error"]["code"] == "previous_response_not_found"
-    nothing = await front.post("/v1/responses/compact", {"input": "Hello"})
-    assert (nothing.status_code, json.loads(nothing.text)["error"]["type"]) == (500, "server_error")
+
+
+async def test_a_conversation_without_a_summary_comes_back_whole(make_front: Any) -> None:
+    front = make_front(lambda _: "", template=TEMPLATE)
+    said = [user("Build a mill."), {"role": "assistant", "content": "Done."}]
+    whole = (await front.post("/v1/responses/compact", {"input": said})).json()
+    assert [item["type"] for item in whole["output"]] == ["message", "message"]
+    assert whole["output"][1]["content"][0]["text"] == "Done."
+    assert whole["usage"]["input_tokens"] > 0
+
+
+async def test_thoughts_are_the_summary_of_a_model_that_wrote_no_other(make_front: Any) -> None:
+    front = make_front(lambda _: "<think>They built a", template=TEMPLATE, reasoning="qwen3")
+    shorter = (await front.post("/v1/responses/compact", {"input": "Build a mill."})).json()
+    assert [item["type"] for item in shorter["output"]] == ["message", "compaction"]
+    await answered(front, [*shorter["output"], user("And now?")])
+    assert "They built a" in prompt_of(front)

@@ -94,6 +94,13 @@ async def test_it_is_valid_and_small_enough_to_read(document):
     assert len(set(names)) == len(names)
 
 
+async def test_a_metrics_prefix_that_is_refused_is_documented(server, document):
+    answer = await server.client.get("/metrics", params={"prefix": "1"})
+    assert answer.status_code == 400
+    responses = next(op for _, path, op in document.operations() if path == "/metrics")["responses"]
+    assert "400" in responses
+
+
 def routes_of(server):
     """All but the pages for people."""
     routes = [route for route in server.app.api.routes if isinstance(route, APIRoute)]
