@@ -101,11 +101,7 @@ class StoredLinear(QuantizedLinear):
 
     def rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         ids = ids.contiguous()
-        # Read by numpy, because a recorded step (`kernels.cpu.recording`) cannot repeat a branch on
-        # a tensor's values. The library skips ids that are out of range.
-        found = ids.numpy()
-        if len(found) and (found.min() < 0 or found.max() >= self.out_features):
-            raise IndexError(f"row ids outside [0, {self.out_features})")
+        _check_ids(ids, self.out_features)
         out = torch.empty(len(ids), self.in_features)
         for (form, rows), panels, first in zip(
             self.forms, self._panels, self._first_rows(), strict=True
@@ -158,11 +154,24 @@ def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -
     return StoredLinear(parts, in_features, bias)
 
 
+def _check_ids(ids: Tensor, num_rows: int) -> None:
+    """Refuse ids outside `[0, num_rows)`.
+
+    numpy reads them, because a recorded step (`kernels.cpu.recording`) cannot repeat a branch on
+    the values of a tensor. In such a step the library skips ids that are out of range.
+
+    Raises:
+        IndexError: an id is out of range.
+    """
+    found = ids.numpy()
+    if len(found) and (found.min() < 0 or found.max() >= num_rows):
+        raise IndexError(f"row ids outside [0, {num_rows})")
+
+
 def look_up(stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:
     """Return rows of a matrix that is not packed; see `kernels.quantized_linear.look_up`."""
     ids = ids.contiguous()
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= stored.out_features):
-        raise IndexError(f"row ids outside [0, {stored.out_features})")
+    _check_ids(ids, stored.out_features)
     assert stored.data.is_contiguous()
     out = torch.empty(len(ids), in_features)
     _library.hr_stored_look_up(
