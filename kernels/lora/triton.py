@@ -2,7 +2,8 @@
 
 CUDA graphs can therefore hold the launches, whatever adapters the tokens use. The list of tokens by
 adapter is made once for all products that have the same tokens. Up to `FEW_TOKENS` tokens use the
-kernels of `kernels.lora.triton_few`; the second of these also computes a gated activation.
+kernels of `kernels.lora.triton_few`, more tokens those of `kernels.lora.triton_sgmv`. In both
+cases, the second kernel also computes a gated activation.
 """
 
 from collections.abc import Sequence
@@ -15,24 +16,19 @@ import triton
 from torch import Tensor
 
 from kernels.activation import Activation
-from kernels.experts.triton import most_blocks
-from kernels.experts.triton_kernels import sort_kernel
 from kernels.linear import PackedLinear
 from kernels.linear.triton import TritonLinear
 from kernels.linear.triton_gemv import FurtherRows
 from kernels.lora import LoraBank, LoraPart, TokenSlots
 from kernels.lora.triton_few import expand_few_kernel, list_kernel, shrink_few_kernel
-from kernels.lora.triton_sgmv import expand_kernel, shrink_kernel
+from kernels.lora.triton_sgmv import expand_kernel, listed, shrink_kernel
 from kernels.triton_support.device import SharedMemory, multiprocessors, shared_memory
 from kernels.triton_support.launch import launch_options
 from kernels.triton_support.side_stream import forked, join
+from kernels.triton_support.split_k import fits, space
 
 # A matrix instruction has at least 16 rows.
 _LEAST = 16
-# From this many tokens on, blocks are larger: most of their rows are then in use.
-_MANY_TOKENS = 512
-_MANY_BLOCK = 64
-_CHUNK = 1024
 _MOST_SPLITS = 8
 _WIDTH = 128
 FEW_TOKENS = 64
@@ -107,45 +103,6 @@ def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
     return few
 
 
-class _Listed(NamedTuple):
-    """A step's tokens sorted by slot, in blocks of `size`.
-
-    Attributes:
-        order: the token at each place; the number of tokens stands for padding.
-        block_slot: the slot of each block; -1 for a block without tokens.
-    """
-
-    order: Tensor
-    block_slot: Tensor
-    size: int
-
-
-def listed(tokens: TokenSlots) -> _Listed:
-    """Return the list of a step's tokens; it is made at the first call."""
-    if isinstance(tokens.derived, _Listed):
-        return tokens.derived
-    num_tokens, num_slots, device = len(tokens), tokens.num_slots, tokens.slots.device
-    size = _LEAST if num_tokens < _MANY_TOKENS else _MANY_BLOCK
-    num_blocks = most_blocks(num_tokens, num_slots, size)
-    order = torch.empty(num_blocks * size, dtype=torch.int32, device=device)
-    block_slot = torch.empty(num_blocks, dtype=torch.int32, device=device)
-    sort_kernel[(num_slots,)](
-        # Tokens without a slot are not in the list.
-        torch.where(tokens.slots < 0, num_slots, tokens.slots),
-        order,
-        block_slot,
-        num_tokens,
-        num_blocks,
-        num_slots,
-        BLOCK_M=size,
-        CHUNK=_CHUNK,
-        BINS=triton.next_power_of_2(num_slots + 1),
-        num_warps=4,
-    )
-    tokens.derived = made = _Listed(order, block_slot, size)
-    return made
-
-
 class TritonBank(LoraBank):
     """Adapters in any floating dtype, multiplied by Triton kernels."""
 
@@ -189,7 +146,7 @@ class TritonBank(LoraBank):
         return max(1, min(wanted, most))
 
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
-        num_tokens, memory = len(x), self.memory
+        num_tokens = len(x)
         assert x.is_contiguous()
         assert out.is_contiguous()
         assert num_tokens == len(out) == len(tokens)
@@ -199,57 +156,88 @@ class TritonBank(LoraBank):
             cut = self._cut(num_tokens)
             self._expand(out, self._shrink(x, tokens, cut), tokens, cut)
             return
+        self._expand_many(out, self._shrink_many(x, tokens), tokens)
+
+    def _shrink_many(self, x: Tensor, tokens: TokenSlots) -> Tensor:
+        """Return the shrunk tokens, `[parts, places, ranks]`, the dtype of the adapters."""
+        memory, num_tokens, parts, ranks = self.memory, len(x), len(self.parts), self._rank_block
         order, block_slot, size = listed(tokens)
         columns = 32 if memory.dtype is torch.float32 else 128
-        splits, parts = self._num_splits(num_tokens, size, columns), len(self.parts)
-        shape = (splits, parts, len(order), self._rank_block)
-        made = torch.empty(shape, dtype=torch.float32, device=x.device)
-        options = launch_options(x.device)
-        shrink_kernel[(len(block_slot), parts, splits)](
+        splits, blocks = self._num_splits(num_tokens, size, columns), len(block_slot)
+        while splits > 1 and not fits(blocks * parts, size * ranks, splits):
+            splits //= 2
+        shrunk = memory.new_empty(parts, len(order), ranks)
+        partials, arrived = order, order
+        if splits > 1:
+            partials, arrived = space(x.device, blocks * parts, size * ranks, splits)
+        shrink_kernel[(blocks, parts, splits)](
             x,
             memory,
             self.ranks,
             order,
             block_slot,
-            made,
+            shrunk,
+            partials,
+            arrived,
             num_tokens,
             len(order),
+            tokens.num_slots,
             self.in_features,
             memory.stride(0),
             memory.stride(1),
             EVEN_K=self.in_features % columns == 0,
             PARTS=parts,
             SPLIT=splits,
-            RANKS=self._rank_block,
+            RANKS=ranks,
             BLOCK_M=size,
             BLOCK_K=columns,
             PRECISION=self._precision,
             num_warps=4,
-            **options,
+            **launch_options(x.device),
         )
-        tiles = self._of_width(_WIDTH)
-        expand_kernel[(len(block_slot), len(tiles))](
+        return shrunk
+
+    def _expand_many(
+        self,
+        product: Tensor,
+        shrunk: Tensor,
+        tokens: TokenSlots,
+        activation: Activation | None = None,
+    ) -> Tensor:
+        """Add adapters to a product in place and return it, or return its gated activation."""
+        memory, (num_tokens, rows) = self.memory, product.shape
+        order, block_slot, size = listed(tokens)
+        tiles, out = self._of_width(_WIDTH), product
+        num_tiles = len(tiles)
+        if activation is not None:
+            out = product.new_empty(num_tokens, rows // 2)
+            num_tiles = triton.cdiv(rows // 2, _WIDTH)
+        expand_kernel[(len(block_slot), num_tiles)](
+            product,
             out,
             memory,
             self.ranks,
             order,
             block_slot,
-            made,
+            shrunk,
             tiles,
             num_tokens,
             len(order),
-            out.shape[1],
+            tokens.num_slots,
+            self.in_features,
+            rows,
+            rows // 2,
             memory.stride(0),
             memory.stride(1),
-            PARTS=parts,
-            SPLIT=splits,
             RANKS=self._rank_block,
             BLOCK_M=size,
             BLOCK_N=_WIDTH,
+            ACTIVATION=activation,
             PRECISION=self._precision,
             num_warps=4,
-            **options,
+            **launch_options(product.device),
         )
+        return out
 
     def product(self, base: PackedLinear, x: Tensor, tokens: TokenSlots) -> Tensor:
         if not 0 < len(x) <= FEW_TOKENS:
@@ -261,8 +249,11 @@ class TritonBank(LoraBank):
     def gated(
         self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
     ) -> Tensor:
-        if not self._gates or not 0 < len(x) <= FEW_TOKENS:
+        if not self._gates or not len(x):
             return super().gated(base, x, activation, tokens)
+        if len(x) > FEW_TOKENS:
+            product = base(x).contiguous()
+            return self._expand_many(product, self._shrink_many(x, tokens), tokens, activation)
         cut = self._cut(len(x))
         out, made = self._both(base, x, tokens, cut)
         return self._expand(out, made, tokens, cut, activation)

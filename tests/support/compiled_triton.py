@@ -254,7 +254,8 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
     constants: dict[str, Any] = {"PARTS": 2, "SPLIT": 4, "RANKS": 16, "BLOCK_M": 16}
     constants |= {"PRECISION": "tf32", "PDL": pdl}
     yield "adapter, shrink", shrink_kernel, constants | {"EVEN_K": True, "BLOCK_K": 128}, 4
-    yield "adapter, expand", expand_kernel, constants | {"BLOCK_N": 128}, 4
+    of_many = {"BLOCK_N": 128, "ACTIVATION": None}
+    yield "adapter, expand", expand_kernel, constants | of_many, 4
     constants |= {"STAGES": 3, "STEPS": 1, "SHARES": 2}
     of_k = {"EVEN_K": True, "BLOCK_K": 256}
     yield "adapter, shrink few", shrink_few_kernel, constants | of_k, 4

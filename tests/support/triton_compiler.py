@@ -21,6 +21,7 @@ HALVES = {
     *("residual_ptr", "memory_ptr", "product_ptr", "further_ptr", "qkv_ptr", "k_cache_ptr"),
     *("v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr", "gates_ptr", "xbc_ptr", "dt_ptr"),
     *("gate_ptr", "targets_ptr", "readers_ptr", "queries_ptr", "keys_ptr", "alike_ptr"),
+    "shrunk_ptr",
 }
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
