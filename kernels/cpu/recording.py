@@ -103,6 +103,11 @@ class _Recorder(TorchDispatchMode):
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._thread = threading.get_ident()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, torch's default, imports the compiler of torch in the midst of a step.
+        return False
+
     def __enter__(self) -> _Recorder:
         for name in SIGNATURES:
             getattr(library(), name).errcheck = self._watch(name)
