@@ -161,7 +161,7 @@ class _Recorder(TorchDispatchMode):
         schema = func._schema
         if any(arg.alias_info is not None and arg.alias_info.is_write for arg in schema.arguments):
             self._note(lambda: func(*args, **kwargs))
-        elif any(one.alias_info is not None for one in schema.returns):
+        elif any(one.alias_info is not None for one in schema.returns) and _is_view(result, args):
             _keep_sources(result, args)
         elif _READS_VALUES.intersection(func.tags):
             self.problem = self.problem or f"{func} depends on the values of tensors"
@@ -207,6 +207,15 @@ def _compute_again(
     for old, new in zip(results, again, strict=True):
         if isinstance(old, Tensor):
             old.copy_(new)
+
+
+def _is_view(views: Any, args: tuple[Any, ...]) -> bool:
+    """Whether results have the memory of arguments. Of `to` and `reshape`, they may be copies."""
+    memory = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+    found = views if isinstance(views, (list, tuple)) else (views,)
+    return all(
+        view.untyped_storage().data_ptr() in memory for view in found if isinstance(view, Tensor)
+    )
 
 
 def _keep_sources(views: Any, args: tuple[Any, ...]) -> None:

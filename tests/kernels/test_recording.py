@@ -48,6 +48,20 @@ def _record(compute: Callable[[], Tensor]) -> tuple[Tensor, Any, str]:
         return record(compute)
 
 
+def test_what_may_be_a_view_but_is_a_copy_is_computed_again() -> None:
+    x = torch.randn(4, 6)
+
+    def compute() -> Tensor:
+        return x.to(torch.bfloat16) + x.t().reshape(4, 6) + x.view(2, 12).reshape(4, 6)
+
+    _, recording, why = _record(compute)
+    assert recording is not None, why
+    with torch.inference_mode():
+        x.mul_(3.0)
+        recording.repeat()
+        assert torch.equal(recording.result, compute())
+
+
 def test_a_recording_computes_the_same_bits_from_new_inputs() -> None:
     layers = Layers()
     first, recording, why = _record(layers.compute)
