@@ -31,6 +31,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
 import time
 import tomllib
@@ -381,8 +382,10 @@ def to_text(name: str, hops: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
-# Matches an entry of the page that lists the journeys: a function and its description.
-ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
+# Matches an entry of the page that lists the journeys: a function and its description, which may
+# take several lines.
+ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*(?:\n +\S.*)*)$", re.MULTILINE)
+PAGE_WIDTH = 120
 # The prefix of the description of a hop that does not hand on.
 ASKED = "asked: "
 TITLES = {"prompt": "A prompt in", "token": "A token back"}
@@ -404,7 +407,10 @@ def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
         said: dict[tuple[str, str], str] = {}
         for part in section.split("\n### ")[1:]:
             process = part.partition("\n")[0].strip()
-            said |= {(process, function): text for function, text in ENTRY.findall(part)}
+            said |= {
+                (process, function): " ".join(text.split())
+                for function, text in ENTRY.findall(part)
+            }
         lines = ["", f"{counts(hops)}."]
         for before, hop in zip((None, *hops), hops, strict=False):
             if before is None or before.process != hop.process:
@@ -415,7 +421,13 @@ def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
                 text = ASKED + text
             if hop.is_climb:
                 text += f" (a climb, from `{hop.caller.partition('.')[0]}`)"
-            lines.append(f"- `{hop.function}`: {text}")
+            lines += textwrap.wrap(
+                f"- `{hop.function}`: {text}",
+                PAGE_WIDTH,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         page = "".join((head, title, "\n".join(lines), "\n", following, tail))
     return page
 

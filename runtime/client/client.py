@@ -65,7 +65,7 @@ class EngineClient:
         calls: sends control messages to every replica and waits for their answers.
         grammars: compiles constraints; `None` if structured output is off.
         why_no_grammars: why structured output is off; empty if it is on.
-        outgoing: requests that are admitted but not sent to a scheduler yet, and their sending.
+        outgoing: requests that are admitted and cannot be sent to a scheduler yet.
         gate: keeps new requests waiting while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: receivers of a record of every request that ended; may be empty.
@@ -201,8 +201,9 @@ class EngineClient:
         )
         trace = RequestTrace(request, name, len(input_ids))
         stream = StreamState(request, name, len(input_ids), arrival, link, trace, num_pixel_bytes)
-        if grammar is None and not is_held:
-            self.outgoing.send(stream)
+        if grammar is None and not is_held and not self.outgoing.delay(stream):
+            trace.sent()
+            stream.link.send(request)
         # The request is registered only after it was sent: one that could not be sent would stay in
         # flight forever.
         self._streams[request.request_id] = stream

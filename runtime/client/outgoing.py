@@ -1,4 +1,4 @@
-"""Requests that are admitted and not at a scheduler, and how they are sent.
+"""Requests that are admitted and cannot be sent to a scheduler yet, and how they are sent later.
 
 A request waits here while its grammar compiles, while the gate is closed, or while no process takes
 it. The requests of a process that dies come back here. A new process continues such a request after
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outgoing:
-    """Sends requests, at once or later, and again if their process died.
+    """Holds requests that cannot be sent now, and sends them later; again if their process died.
 
     Attributes:
         gate: keeps requests back while weights change or generation is paused.
@@ -140,19 +140,28 @@ class Outgoing:
         stream.grammar = key, done.result()
         # Grammars must be sent in the same order in which `link` notes them, because its notes copy
         # the scheduler's cache.
-        self.send(stream)
+        self._send(stream)
 
-    def send(self, stream: StreamState) -> None:
-        """Send a request now. If that is not possible, it waits for the gate or for a process."""
-        request = stream.request
-        self._waiting.pop(request.request_id, None)
+    def delay(self, stream: StreamState) -> bool:
+        """Hold a request at the gate, or until a process takes it; return whether it is held.
+
+        If the result is false, the caller can send the request now.
+        """
         if self.gate.is_closed:
             stream.trace.hold(self.gate.reason)
-            self.gate.hold(request.request_id, partial(self.send, stream))
-            return
+            self.gate.hold(stream.request_id, partial(self._send, stream))
+            return True
         if not stream.link.ready and not self._move(stream):
             stream.trace.hold("restart" if stream.is_resumed else "process")
-            self._waiting[request.request_id] = stream
+            self._waiting[stream.request_id] = stream
+            return True
+        return False
+
+    def _send(self, stream: StreamState) -> None:
+        """Send a request that was held, or hold it again."""
+        request = stream.request
+        self._waiting.pop(request.request_id, None)
+        if self.delay(stream):
             return
         if stream.is_resumed:
             request = msgspec.structs.replace(
@@ -240,7 +249,7 @@ class Outgoing:
         """Send the waiting requests that some process takes now, in the order of their arrival."""
         for stream in sorted(self._waiting.values(), key=lambda each: each.arrival):
             try:
-                self.send(stream)
+                self._send(stream)
             except Exception:
                 # An error of one request must not keep the others waiting.
                 logger.exception("A held request could not be sent")

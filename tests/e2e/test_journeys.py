@@ -69,6 +69,11 @@ def test_the_page_lists_every_hop_in_order_and_nothing_else(
     assert listed(journey) == [(hop.process, hop.function) for hop in followed[journey]]
 
 
+def test_a_renewal_of_the_page_changes_nothing(followed: dict[str, list[Hop]]) -> None:
+    page = PAGE.read_text()
+    assert renewed(page, followed) == page
+
+
 @pytest.mark.parametrize("journey", STATIONS)
 def test_the_page_tells_the_counts_and_marks_the_climbs(
     journey: str, followed: dict[str, list[Hop]]
@@ -76,8 +81,8 @@ def test_the_page_tells_the_counts_and_marks_the_climbs(
     hops = followed[journey]
     climbs = [hop.function for hop in hops if hop.is_climb]
     assert f"{counts(hops)}." in section(journey)
-    marked = [line for line in section(journey).splitlines() if "(a climb, from" in line]
-    assert [function for line in marked for function, _ in ENTRY.findall(line)] == climbs
+    entries = ENTRY.findall(section(journey))
+    assert [function for function, text in entries if "(a climb, from" in text] == climbs
 
 
 @pytest.mark.parametrize("journey", STATIONS)
@@ -155,7 +160,7 @@ def test_rooms_come_in_the_order_of_imports() -> None:
 def test_a_renewed_page_keeps_what_was_said_and_marks_climbs() -> None:
     page = (
         "# P\n\n## A prompt in\n\n9 hops, 9 climbs.\n\n### front\n\n- `a:gone`: left\n"
-        "- `server.app:call`: mine\n\n## A token back\n\n0 hops, 0 climbs.\n"
+        "- `server.app:call`: mine\n  and longer\n\n## A token back\n\n0 hops, 0 climbs.\n"
     )
     hops = [
         Hop("front", "server.app:call", "", False),
@@ -165,7 +170,7 @@ def test_a_renewed_page_keeps_what_was_said_and_marks_climbs() -> None:
     said = "return the index of a module's package in the import order, 0 at the bottom"
     assert once == (
         "# P\n\n## A prompt in\n\n2 hops, 1 climbs; 1 hand on.\n\n### front\n\n"
-        "- `server.app:call`: mine\n\n"
+        "- `server.app:call`: mine and longer\n\n"
         f"### worker\n\n- `tools.count_hops:height_of`: asked: {said} (a climb, from `kernels`)\n"
         "\n## A token back\n\n0 hops, 0 climbs.\n"
     )
