@@ -424,7 +424,7 @@ class ModelRunner(StepRunner):
         # The last layer must compute every token if extra outputs or expert choices need it.
         if plan.report_spans or watches:
             batch.logits_indices = None
-        hidden = self.steps.forward(plan, batch)
+        hidden = (self.steps if self.steps.can_repeat(plan, batch) else self._model).forward(batch)
         if not self._is_last_stage:
             return Computed()
         chosen = self._asked_experts()

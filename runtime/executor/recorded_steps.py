@@ -69,7 +69,7 @@ class RecordedSteps:
         """Drop all recordings, because weights or the KV cache get other memory."""
         self._recorded.clear()
 
-    def _can_repeat(self, plan: StepPlan, batch: ForwardBatch) -> bool:
+    def can_repeat(self, plan: StepPlan, batch: ForwardBatch) -> bool:
         """Whether a step only decodes one token per sequence, in the plainest way."""
         special = batch.states, batch.images, batch.rope_axes, batch.embed_indices
         return (
@@ -82,10 +82,8 @@ class RecordedSteps:
             and not batch.attention.reads_host
         )
 
-    def forward(self, plan: StepPlan, batch: ForwardBatch) -> Tensor:
-        """Compute the layers of a step; see `CausalLM.forward`."""
-        if not self._can_repeat(plan, batch):
-            return self._model.forward(batch)
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Compute the layers of a step that `can_repeat` allows; see `CausalLM.forward`."""
         num_seqs = len(batch.input_ids)
         known = self._recorded.get(num_seqs)
         if known is None:

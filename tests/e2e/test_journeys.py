@@ -171,7 +171,8 @@ def test_a_renewed_page_keeps_what_was_said_and_marks_climbs() -> None:
     assert once == (
         "# P\n\n## A prompt in\n\n2 hops, 1 climbs; 1 hand on.\n\n### front\n\n"
         "- `server.app:call`: mine and longer\n\n"
-        f"### worker\n\n- `tools.count_hops:height_of`: asked: {said} (a climb, from `kernels`)\n"
+        f"### worker\n\n- `tools.count_hops:height_of`: asked: {said} (a\n"
+        "  climb, from `kernels`)\n"
         "\n## A token back\n\n0 hops, 0 climbs.\n"
     )
     assert renewed(once, {"prompt": hops}) == once
