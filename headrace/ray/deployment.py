@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ray import serve
 from ray.exceptions import RayError
@@ -21,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.ray.engine_options import value_of
 from headrace.ray.http_call import HttpCall, is_for_any_replica, prompt_of
 from headrace.ray.relay import OtherAnswer, Relay, refuse
 from headrace.ray.replica import Replica
@@ -28,6 +29,7 @@ from runtime.config.scheduling_options import SchedulingArgs
 
 logger = logging.getLogger(__name__)
 
+Placement = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 # The share of a replica's rows (places for running requests) that autoscaling tries to keep in use.
 TARGET_SHARE = 0.7
 # `ray.serve.llm.request_router` exports this class too, but it imports vLLM or SGLang.
@@ -42,7 +44,7 @@ _MAX_ONGOING = 4096
 _MAX_BODY_BYTES = 256 * 2**20
 
 
-def build_app(
+def build_app(  # noqa: PLR0913
     engine: Mapping[str, Any],
     *,
     num_replicas: int | None = None,
@@ -52,26 +54,41 @@ def build_app(
     num_gpus: float = 0,
     num_ingresses: int = 1,
     prefix_aware: bool = True,
+    placement: Placement = "STRICT_SPREAD",
 ) -> serve.Application:
     """Return an application that serves all of Headrace's HTTP APIs.
 
     Args:
-        engine: the server's options by name, such as `model_path` for `--model-path`.
+        engine: the server's options by name, such as `model_path` for `--model-path`. With
+            `nnodes`, each replica has a placement group with a bundle for each node.
         num_replicas: a fixed number of replicas; without it, Ray scales automatically.
         min_replicas: lower bound of autoscaling, which depends on the requests of each engine; see
             `replicas_wanted`.
         max_replicas: upper bound of autoscaling.
-        num_cpus: cores for each replica.
-        num_gpus: GPUs for each replica, which sees no others.
+        num_cpus: cores for each replica, or for each of its nodes.
+        num_gpus: GPUs for each replica, or for each of its nodes, which sees no others.
         num_ingresses: number of actors that receive HTTP requests; they need no GPU.
         prefix_aware: whether a prompt is sent to the replica that has seen its beginning (Ray's
             `PrefixCacheAffinityRouter`). Otherwise it is sent to the less busy of two replicas.
+        placement: strategy of Ray for the nodes of a replica. With `STRICT_SPREAD` each is on
+            another machine; with `PACK` as few machines as possible are used.
+
+    Raises:
+        ValueError: `engine` has options of nodes that each replica sets itself.
     """
+    for name in ("node_rank", "dist_init_addr"):
+        if name in engine:
+            raise ValueError(f"{name}: each replica sets it for its nodes; omit it.")
     options: dict[str, Any] = {
         "max_ongoing_requests": _MAX_ONGOING,
         "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
         "graceful_shutdown_timeout_s": 60,
     }
+    if (num_nodes := int(engine.get("nnodes", 1))) > 1:
+        bundle = {"CPU": num_cpus, "GPU": num_gpus}
+        bundle = {name: amount for name, amount in bundle.items() if amount}
+        options["placement_group_bundles"] = [bundle] * num_nodes
+        options["placement_group_strategy"] = placement
     if num_replicas is not None:
         options["num_replicas"] = num_replicas
     else:
@@ -98,30 +115,20 @@ def build_app(
 def app(arguments: Mapping[str, str]) -> serve.Application:
     """Build the application from the words of `serve run headrace.ray:app NAME=VALUE ...`.
 
-    `num_replicas`, `min_replicas`, `max_replicas`, `num_cpus`, `num_gpus` and `num_ingresses` are
-    those of `build_app`; every other name is an option of the engine.
+    `num_replicas`, `min_replicas`, `max_replicas`, `num_cpus`, `num_gpus`, `num_ingresses` and
+    `placement` are those of `build_app`; every other name is an option of the engine.
     """
     engine = dict(arguments)
     counts: dict[str, Any] = {}
+    if "placement" in engine:
+        counts["placement"] = engine.pop("placement")
     for name in ("num_replicas", "min_replicas", "max_replicas", "num_ingresses"):
         if name in engine:
             counts[name] = int(engine.pop(name))
     for name in ("num_cpus", "num_gpus"):
         if name in engine:
             counts[name] = float(engine.pop(name))
-    return build_app({name: _number(value) for name, value in engine.items()}, **counts)
-
-
-def _number(text: str) -> Any:
-    """Convert the text of an option to a number or a bool if possible, or else return the text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return build_app({name: value_of(value) for name, value in engine.items()}, **counts)
 
 
 def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import io
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
@@ -13,13 +11,13 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from headrace.engine.engine_errors import translated
+from headrace.ray.engine_options import read_options
 from headrace.ray.http_call import HttpCall, HttpHead, HttpPart
+from headrace.ray.nodes import OtherNodes
 from runtime.client.answer_journal import JOURNAL, AnswerJournal
-from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.eventloop.background import Background
 from runtime.launch.assemble import assemble
-from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import prepare_engine
 from runtime.processes.engine_processes import watch
 from runtime.requests.identity import IDENTITY, Identity
@@ -53,11 +51,15 @@ class Replica:
                     "No key guards the routes that change the server. Set HEADRACE_API_KEY and "
                     "HEADRACE_ADMIN_API_KEY for Ray's actors, or allow_open_admin=true."
                 )
+            self._nodes = OtherNodes(keywords, config.parallel)
+            if self._nodes.keywords != keywords:
+                config = read_options(self._nodes.keywords)
             prepared = await asyncio.to_thread(prepare_engine, config)
         self._host, self._context = assemble(prepared)
         self._background = Background(self._host.ended)
         with translated():
             await self._host.start()
+            self._nodes.start(self._host.ended, lambda: self._host.status.has_started)
             self._app, _ = make_application(self._context, prepared.folders.run)
             await self._host.wait_ready()
         timeout_s = self._context.config.logging.watchdog_timeout
@@ -128,29 +130,4 @@ class Replica:
         """End the engine's processes; Ray calls this method once the requests have ended."""
         await self._background.stop()
         await self._host.stop()
-
-
-def read_options(keywords: Mapping[str, Any]) -> ServerConfig:
-    """Make the server's configuration from options and from environment variables.
-
-    Args:
-        keywords: options such as `{"model_path": "demo-toy", "lora_paths": ["a=DIR"]}`.
-
-    Raises:
-        ValueError: an option is wrong; the message is the same as on the command line.
-    """
-    arguments = ["--enable-metrics"]
-    for name, value in keywords.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            arguments.append(option)
-        elif isinstance(value, (list, tuple)):
-            arguments += [option, *map(str, value)]
-        elif value is not None and value is not False:
-            arguments.append(f"{option}={value}")
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return parse_args(arguments, prog="headrace.ray").config
-    except SystemExit:
-        raise ValueError(said.getvalue().strip()) from None
+        await self._nodes.stop()

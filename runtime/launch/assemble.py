@@ -5,6 +5,7 @@ Both the HTTP server and the offline engine are built here.
 
 from __future__ import annotations
 
+import signal
 from importlib import metadata
 
 from runtime.client.admission import EngineLimits
@@ -96,18 +97,30 @@ def assemble(
     return host, context
 
 
-def run_node(prepared: PreparedEngine) -> int:
-    """Run the ranks of a node above 0 until it is stopped; return the exit status.
+def assemble_node(prepared: PreparedEngine) -> NodeHost:
+    """Build the host of a node above 0; its `run` runs the node's ranks.
 
     Args:
         prepared: the checked options of this node.
     """
     worker, parallel = prepared.resolved.worker, prepared.resolved.config.parallel
     assert worker.node is not None, "--node-rank is below --nnodes"
+    return NodeHost(
+        worker, worker.node, parallel.node_rank, lambda: node_link(parallel, patience_s=0.0)
+    )
+
+
+def run_node(prepared: PreparedEngine) -> int:
+    """Run the ranks of a node above 0 until a signal stops it; return the exit status.
+
+    Args:
+        prepared: the checked options of this node.
+    """
     try:
-        return NodeHost(
-            worker, worker.node, parallel.node_rank, lambda: node_link(parallel, patience_s=0.0)
-        ).run()
+        host = assemble_node(prepared)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: host.stop())
+        return host.run()
     finally:
         remove_run_folder(prepared.folders.run)
 

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import queue
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -111,8 +110,6 @@ class NodeHost:
         Raises:
             StartupError: rank 0 refuses this node; the message is one line.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop())
         logger.info(
             "Node %d of %d: waiting for node 0 at %s, port %d",
             self._node_rank,

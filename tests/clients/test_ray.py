@@ -1,4 +1,4 @@
-"""Ray Serve before two replicas, of which one is killed and a third is added; Ray Data."""
+"""Ray Serve: replicas that are killed and added, replicas on two machines of Ray; Ray Data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,17 @@ from tests.support.waiting import until
 
 ray = need("ray", "ray")
 
+from ray.cluster_utils import Cluster  # noqa: E402
 from ray.exceptions import ActorDiedError  # noqa: E402
+from ray.util import placement_group_table  # noqa: E402
 
 from headrace.ray.deployment import Http  # noqa: E402
 from headrace.ray.http_call import HttpCall  # noqa: E402
 from headrace.ray.replica import Replica  # noqa: E402
 
 ENGINE = {"model_path": "demo-toy", "num_threads": 1, "max_running_requests": 64}
-SERVER = {**ENGINE, "allow_open_admin": True}
+# In 16 bits, sums over two ranks round otherwise than those of one process.
+SERVER = {**ENGINE, "allow_open_admin": True, "dtype": "float32"}
 CHAT = {
     "model": MODEL,
     "temperature": 0,
@@ -42,29 +47,30 @@ CHAT = {
 }
 
 
+MACHINE = {"object_store_memory": 200 * 2**20}
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Cluster]:
+    """What Ray takes for a machine with 16 cores; tests may add others."""
     os.environ["PYTHONPATH"] = python_path()
-    ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-        _node_ip_address="127.0.0.1",
-    )
-    yield
+    first = {"num_cpus": 16, "num_gpus": 1, "include_dashboard": False, **MACHINE}
+    cluster = Cluster(initialize_head=True, head_node_args=first)
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    yield cluster
     ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def url(cluster: None) -> Iterator[str]:
+def url(cluster: Cluster) -> Iterator[str]:
     from ray import serve
 
     from headrace.ray import build_app
 
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    # Each machine would have a proxy at the same port of this one.
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     serve.run(build_app(SERVER, num_replicas=2), name="headrace", route_prefix="/")
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
@@ -87,12 +93,16 @@ def ask(url: str) -> str:
 
 def replica_pids() -> list[int]:
     """The actors that have an engine, by what Ray calls their processes."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        title = " ".join(process.info["cmdline"] or [])
-        if re.search(r"ray::ServeReplica:headrace:Headrace\b(?!Ingress)", title):
-            found.append(process.pid)
-    return found
+    return pids_of(r"ray::ServeReplica:headrace:Headrace\b(?!Ingress)")
+
+
+def pids_of(title: str) -> list[int]:
+    """The processes whose command line begins with a match of `title`."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if re.match(title, " ".join(process.info["cmdline"] or []))
+    ]
 
 
 def test_every_api_is_served(url: str) -> None:
@@ -231,8 +241,81 @@ def test_32_streams_with_a_replica_killed_and_one_added(url: str) -> None:
     assert ask(url) == expected
 
 
+def tokens(url: str, index: int, began: Callable[[], object] = int) -> list[int]:
+    """Stream an answer of 60 tokens; return all of them. `began` is called at the first ones."""
+    body = {
+        "text": f"{index} The miller opens the gate,",
+        "sampling_params": {
+            "max_new_tokens": 60,
+            "temperature": index % 2,
+            "sampling_seed": index,
+            "ignore_eos": True,
+        },
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        first = next(lines)
+        began()
+        *_, last, done = [first, *lines]
+    assert done == "data: [DONE]"
+    return list(orjson.loads(last.removeprefix("data: "))["output_ids"])
+
+
+def machines() -> list[list[str]]:
+    """For each placement group in use, the machine of each bundle."""
+    groups = placement_group_table().values()
+    return [[*g["bundles_to_node_id"].values()] for g in groups if g["state"] == "CREATED"]
+
+
+@pytest.mark.parametrize("size", ["tp_size", "pp_size"])
+def test_a_replica_on_two_machines(cluster: Cluster, url: str, size: str) -> None:
+    """Its tokens are those of one process, also if an actor or a machine of the group is lost."""
+    from ray import serve
+
+    from headrace.ray import build_app
+
+    with ThreadPoolExecutor(4) as pool:
+        expected = [*pool.map(partial(tokens, url), range(4))]
+        # The second machine has no cores, so the ingress is on the first one. The engine finds no
+        # GPU and computes on the CPU.
+        seconds = [cluster.add_node(num_cpus=0, num_gpus=1, **MACHINE)]
+        engine = {**SERVER, "nnodes": 2, size: 2}
+        two = build_app(engine, num_replicas=1, num_cpus=0, num_gpus=1)
+        serve.run(two, name="two", route_prefix="/two")
+        two_url = f"{url}/two"
+        assert [*pool.map(partial(tokens, two_url), range(4))] == expected
+        (before,) = machines()
+        assert before[0] != before[1]
+
+        def under_load(fault: Callable[[], None]) -> None:
+            began = threading.Event()
+            streams = [pool.submit(tokens, two_url, index, began.set) for index in range(4)]
+            assert began.wait(60)
+            fault()
+            assert [each.result() for each in streams] == expected
+
+        def move() -> None:
+            cluster.remove_node(seconds.pop(), allow_graceful=False)
+            seconds.append(cluster.add_node(num_cpus=0, num_gpus=1, **MACHINE))
+
+        (node,) = pids_of("ray::Node")
+        under_load(lambda: os.kill(node, signal.SIGKILL))
+        under_load(move)
+        (after,) = machines()
+        assert after[0] == before[0]
+        assert after[1] not in before
+        (leader,) = pids_of(r"ray::ServeReplica:two:Headrace\b(?!Ingress)")
+        (node,) = pids_of("ray::Node")
+        under_load(lambda: os.kill(leader, signal.SIGKILL))
+        assert pids_of("ray::Node") != [node]
+        serve.delete("two")
+    until(lambda: not pids_of("ray::Node") and not machines(), timeout_s=30)
+    cluster.remove_node(seconds.pop())
+
+
 def test_prompts_of_a_dataset_are_answered_as_by_headrace_batch(
-    cluster: None, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     import ray.data
 
