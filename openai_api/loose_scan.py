@@ -23,7 +23,12 @@ class LooseRest:
     """
 
     def __init__(self, value: JsonValue, ends: Sequence[str]) -> None:
-        """Continue at the character that broke `value`, which began with a bracket."""
+        """Start at the character at which `value` stopped being valid JSON.
+
+        Args:
+            value: what was read so far; it began with a bracket.
+            ends: texts that end the value, if they come before its closing bracket.
+        """
         self.is_done = self.is_at_end = self.is_held = False
         self._open = list(value.open)
         self._num_open = {closer: self._open.count(closer) for closer in _CLOSERS.values()}

@@ -467,7 +467,7 @@ class StreamExecutor:
         return is_settled
 
     def take(self, name: str) -> Any:
-        """Return the value of a variable; the condition of `when_settled` must hold.
+        """Return the value of a variable that is final (see `when_settled`).
 
         Raises:
             ProgramError: the variable was never set.

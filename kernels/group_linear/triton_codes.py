@@ -95,7 +95,11 @@ def e2m1(code):
 
 @triton.jit
 def biased(zero, KIND: tl.constexpr):
-    """Return zero points in the form that `four_planes` takes, `[rows, 1]` of `KIND`."""
+    """Return zero points plus the offset of the codes, `[rows, 1]` of dtype `KIND`.
+
+    `four_planes` reads a code as a number that is larger by 128 (bfloat16) or 1024 (float16), and
+    subtracts this result from it.
+    """
     magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
     return (zero.to(tl.float32) + magic).to(KIND)[:, None]
 

@@ -61,17 +61,19 @@ def bank_width(in_features: int, parts: Sequence[LoraPart]) -> int:
 
 
 class LoraBank(ABC):
-    """The matrices of one product's adapters, in all slots.
+    """The matrices A and B that adapters add to one linear layer, for all slots.
+
+    A part is one of the projections that the layer's weight joins, such as q, k and v.
 
     Attributes:
         memory: `[num_slots, max_rank, width]`, the dtype of the activations. Only the last
-            dimension must be contiguous. An entry belongs to one rank of one adapter. It has for
-            each part the rank's row of A, `[in_features]`, and then for each part the rank's column
-            of B, `[num_rows]`, already scaled.
+            dimension must be contiguous. `memory[slot, i]` belongs to row i of an adapter's A and
+            to column i of its B. It holds row i of A for each part, `[in_features]`, and behind
+            these column i of B for each part, `[num_rows]`, already scaled.
         ranks: `[num_slots]` int32 on the same device: number of ranks in use. Further ranks are
             ignored.
-        in_features: columns of the product's weight.
-        parts: the parts in the order of their rows.
+        in_features: columns of the layer's weight.
+        parts: the parts, in the order of their rows in the layer's weight.
     """
 
     def __init__(

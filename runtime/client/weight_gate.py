@@ -111,7 +111,12 @@ class RequestGate:
         return self._held.pop(request_id, None) is not None
 
     def close(self, reason: str, *, reads_disk: bool = False) -> None:
-        """Keep new requests waiting for `reason`; `reads_disk` if an update reads files."""
+        """Hold new requests back because of `reason`, until `open` withdraws it.
+
+        Args:
+            reason: why requests must wait.
+            reads_disk: whether an update reads files, so that `Hold` is `disk` and not `update`.
+        """
         self._reads_disk = self._reads_disk or reads_disk
         self._reasons.setdefault(reason, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""The heads of embedders, classifiers and reward models. Front-safe: no torch.
+"""The heads of embedders, classifiers and reward models. Imports no torch.
 
 Each function takes the spec that the family read from `config.json` and returns a copy with a head.
 """

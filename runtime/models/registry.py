@@ -1,6 +1,6 @@
 """The table of architectures: the function that reads `config.json`, and the model's class.
 
-Front-safe. The table `FAMILIES` has one line for each architecture. A module that it names is
+Imports no torch. The table `FAMILIES` has one line for each architecture. A module that it names is
 imported on use, so that the front never imports torch.
 """
 
@@ -50,10 +50,10 @@ class Family:
     """Import paths of the functions and classes that serve an architecture.
 
     Attributes:
-        spec: function `(config, generation) -> ModelSpec` that reads `config.json`; front-safe.
+        spec: function `(config, generation) -> ModelSpec` that reads `config.json`, without torch.
         model: class that runs the model, made from a spec and a `BuildContext`; needs torch.
         head: function `(spec, config) -> ModelSpec` that changes the spec for an architecture with
-            another head than the family's; front-safe. Empty if there is no such head.
+            another head than the family's, without torch. Empty if there is no such head.
         texts: class that runs the model if it is to give vectors of texts. Empty if `model` itself
             gives vectors or scores, or if the family cannot give vectors.
         images: whether prompts may hold images.

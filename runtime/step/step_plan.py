@@ -131,7 +131,12 @@ class HostCopies(_Part):
     to_host: BoolArray
 
     def split(self) -> tuple[list[HostRun], list[HostRun]]:
-        """Return the runs that the step makes first, in order, and those that run beside steps."""
+        """Split the copies in two lists of runs (neighbouring copies in one direction).
+
+        Returns:
+            The runs that must end before the step computes, in order; and the runs that may be
+            copied while this and later steps compute.
+        """
         if self.needed >= self.ticket:
             return list(self._runs(np.ones(len(self.pages), dtype=bool))), []
         # The step may write what is saved, unless it comes back: then a later step waits for it.

@@ -239,7 +239,9 @@ def check_safetensors(where: str, data: bytes, param: str) -> None:
 
 
 def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
-    """Return the operation that makes the ranks receive tensors; check it before any is awaited.
+    """Return the operation that makes the ranks receive tensors.
+
+    The request is checked here, before a rank starts to wait for a tensor.
 
     Raises:
         InvalidRequest: the lists differ in length, a name is unknown, or a shape or type is wrong.

@@ -1,4 +1,4 @@
-"""BERT's `config.json` and the names of its weights. Front-safe: no torch."""
+"""BERT's `config.json` and the names of its weights. Imports no torch."""
 
 from __future__ import annotations
 

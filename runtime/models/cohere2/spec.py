@@ -1,4 +1,4 @@
-"""Cohere 2's `config.json`. Front-safe: no torch.
+"""Cohere 2's `config.json`. Imports no torch.
 
 Attention and the MLP of a layer read the same normed input. Only layers with a window rotate
 queries and keys.

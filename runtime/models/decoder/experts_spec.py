@@ -1,4 +1,4 @@
-"""A mixture of experts as `config.json` and the checkpoint describe it. Front-safe: no torch."""
+"""A mixture of experts as `config.json` and the checkpoint describe it. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `config.json` of decoders with attention over latents (MLA). Front-safe: no torch."""
+"""The `config.json` of decoders with attention over latents (MLA). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of decoder layers that keep a recurrent state instead of keys and values. Front-safe."""
+"""Decoder layers that keep a recurrent state instead of keys and values. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The settings of decoders, and the differences of families in `config.json`.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

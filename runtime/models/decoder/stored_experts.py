@@ -1,4 +1,4 @@
-"""Finds whether a checkpoint stores experts separately or in one tensor. Front-safe: no torch."""
+"""Finds whether a checkpoint stores experts separately or in one tensor. Imports no torch."""
 
 from __future__ import annotations
 

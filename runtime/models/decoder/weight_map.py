@@ -1,4 +1,4 @@
-"""The weight map of a decoder: the target of each checkpoint tensor. Front-safe: no torch.
+"""The weight map of a decoder: the target of each checkpoint tensor. Imports no torch.
 
 The map has three uses. A check compares it with the headers of checkpoint files before torch is
 imported, the loader fills parameters by it, and dummy weights are made from it.

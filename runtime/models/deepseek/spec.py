@@ -1,4 +1,4 @@
-"""The `config.json` of DeepSeek V2, V3 and R1 and of Kimi K2. Front-safe: no torch.
+"""The `config.json` of DeepSeek V2, V3 and R1 and of Kimi K2. Imports no torch.
 
 These models have attention over latents (MLA) and many small experts.
 """

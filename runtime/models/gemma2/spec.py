@@ -1,4 +1,4 @@
-"""Gemma 2's `config.json`. Front-safe: no torch.
+"""Gemma 2's `config.json`. Imports no torch.
 
 Attention's scores and the logits are capped. Every second layer has a window.
 """

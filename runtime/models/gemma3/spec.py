@@ -1,4 +1,4 @@
-"""The `config.json` of Gemma 3's text models. Front-safe: no torch.
+"""The `config.json` of Gemma 3's text models. Imports no torch.
 
 Most layers have a window and a rotary embedding of their own. A layer has four norms.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of Gemma 3 with its vision tower (SigLIP). Front-safe: no torch."""
+"""The `config.json` of Gemma 3 with its vision tower (SigLIP). Imports no torch."""
 
 from __future__ import annotations
 

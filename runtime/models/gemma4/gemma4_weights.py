@@ -1,4 +1,4 @@
-"""The weight map of Gemma 4: the parameter for each checkpoint tensor. Front-safe: no torch."""
+"""The weight map of Gemma 4: the parameter for each checkpoint tensor. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of Gemma 4 for text, read from `config.json`. Front-safe: no torch.
+"""The settings of Gemma 4 for text, read from `config.json`. Imports no torch.
 
 Layers without a window have other heads than windowed layers. The last layers may read the keys and
 values of earlier layers.

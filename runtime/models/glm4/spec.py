@@ -1,6 +1,6 @@
 """GLM-4's `config.json`. Half of each head is rotated, in neighboring pairs.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

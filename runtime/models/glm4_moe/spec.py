@@ -1,4 +1,4 @@
-"""The `config.json` of GLM-4.5 to 4.7. Front-safe: no torch.
+"""The `config.json` of GLM-4.5 to 4.7. Imports no torch.
 
 A sigmoid scores the experts. Half of each head is rotated.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of gpt-oss. Front-safe: no torch.
+"""The `config.json` of gpt-oss. Imports no torch.
 
 Experts have biases and a clamped gate. Each attention head has a sink. Every second layer has a
 window.

@@ -1,4 +1,4 @@
-"""The `config.json` of Granite 3 and 4: Llama with four scale factors. Front-safe: no torch.
+"""The `config.json` of Granite 3 and 4: Llama with four scale factors. Imports no torch.
 
 Models may have experts, and most layers of a hybrid have Mamba 2 in place of attention.
 """

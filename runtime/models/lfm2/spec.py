@@ -1,4 +1,4 @@
-"""LFM2's `config.json`. Front-safe: no torch.
+"""LFM2's `config.json`. Imports no torch.
 
 Most layers have a short convolution in place of attention.
 """

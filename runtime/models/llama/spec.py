@@ -1,4 +1,4 @@
-"""Llama's `config.json`. Front-safe: no torch."""
+"""Llama's `config.json`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `config.json` of MiniMax M2. Front-safe: no torch.
+"""The `config.json` of MiniMax M2. Imports no torch.
 
 A sigmoid scores the experts. One norm covers all heads of q, and one all heads of k.
 """

@@ -1,4 +1,4 @@
-"""Ministral 3's `config.json`. Front-safe: no torch.
+"""Ministral 3's `config.json`. Imports no torch.
 
 The model is Mistral with queries that are scaled up as their positions grow.
 """

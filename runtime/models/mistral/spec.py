@@ -1,6 +1,6 @@
 """Mistral's `config.json`: Llama with a sliding window in the first versions.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

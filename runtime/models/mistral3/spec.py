@@ -1,4 +1,4 @@
-"""The settings of Mistral's models that take images, for text alone. Front-safe: no torch."""
+"""The settings of Mistral's models that take images, for text alone. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral's `config.json`: Mistral with experts in place of MLPs. Front-safe: no torch."""
+"""Mixtral's `config.json`: Mistral with experts in place of MLPs. Imports no torch."""
 
 from __future__ import annotations
 

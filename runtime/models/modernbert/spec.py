@@ -1,4 +1,4 @@
-"""ModernBERT's `config.json` and the names of its weights. Front-safe: no torch.
+"""ModernBERT's `config.json` and the names of its weights. Imports no torch.
 
 Source: arXiv 2412.13663.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of Nemotron-H, whose layers have one block each. Front-safe: no torch."""
+"""The `config.json` of Nemotron-H, whose layers have one block each. Imports no torch."""
 
 from __future__ import annotations
 

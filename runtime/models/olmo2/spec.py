@@ -1,4 +1,4 @@
-"""OLMo 2's `config.json`. Front-safe: no torch.
+"""OLMo 2's `config.json`. Imports no torch.
 
 Norms follow attention and the MLP, instead of preceding them. One norm covers all heads of q, and
 one all heads of k.

@@ -1,4 +1,4 @@
-"""OLMo 3's `config.json`: OLMo 2 with a window on most layers. Front-safe: no torch.
+"""OLMo 3's `config.json`: OLMo 2 with a window on most layers. Imports no torch.
 
 The scaling of the rotary embedding applies only to the layers without a window.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of Phi-3 and Phi-4. Front-safe: no torch.
+"""The `config.json` of Phi-3 and Phi-4. Imports no torch.
 
 Checkpoints store q, k and v as one tensor. The long-context models use LongRoPE.
 """

@@ -1,6 +1,6 @@
 """Selects the quantization method of a compressed-tensors (llm-compressor) checkpoint.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

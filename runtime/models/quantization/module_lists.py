@@ -1,6 +1,6 @@
 """Lists of modules in the notations of quantization tools, and the schemes of these modules.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The quantization methods, each with a part for the front and a part for the device. Front-safe.
+"""The quantization methods, each with a part for the front and one for the device.
 
 `METHODS` has one line for each `quant_method` of `config.json`. The modules are imported on use, so
 that the front never imports torch.
@@ -25,7 +25,7 @@ class Method:
     """Import paths of the two parts of a method.
 
     Attributes:
-        front: function `(path of the model, quantization_config) -> Quantization`; front-safe.
+        front: function `(path of the model, quantization_config) -> Quantization`, without torch.
         device: class of the part for the device, made from the `Quantization`; needs torch.
     """
 

@@ -1,4 +1,4 @@
-"""Qwen2's `config.json`: Llama with biases on q, k and v. Front-safe: no torch."""
+"""Qwen2's `config.json`: Llama with biases on q, k and v. Imports no torch."""
 
 from __future__ import annotations
 

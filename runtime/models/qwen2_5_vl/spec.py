@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's `config.json`: Qwen2 with a vision tower. Front-safe: no torch.
+"""Qwen2.5-VL's `config.json`: Qwen2 with a vision tower. Imports no torch.
 
 Tokens have rotary positions on three axes: time, row and column.
 """

@@ -1,4 +1,4 @@
-"""Qwen2-MoE's `config.json`: Qwen2 with experts and a shared expert. Front-safe: no torch."""
+"""Qwen2-MoE's `config.json`: Qwen2 with experts and a shared expert. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3's `config.json`: Llama with norms of query and key heads. Front-safe: no torch."""
+"""Qwen3's `config.json`: Llama with norms of query and key heads. Imports no torch."""
 
 from __future__ import annotations
 

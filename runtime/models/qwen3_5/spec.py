@@ -1,4 +1,4 @@
-"""The settings of Qwen3.5: Qwen3-Next with other projections. Front-safe: no torch.
+"""The settings of Qwen3.5: Qwen3-Next with other projections. Imports no torch.
 
 The models are dense or have experts, and may take images.
 """

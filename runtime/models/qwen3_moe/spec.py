@@ -1,4 +1,4 @@
-"""Qwen3-MoE's `config.json`: Qwen3 with experts in place of MLPs. Front-safe: no torch."""
+"""Qwen3-MoE's `config.json`: Qwen3 with experts in place of MLPs. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next's `config.json`. Front-safe: no torch.
+"""Qwen3-Next's `config.json`. Imports no torch.
 
 Three of four layers have linear attention. The others have attention with a gate. All have experts.
 """

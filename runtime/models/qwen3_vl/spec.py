@@ -1,4 +1,4 @@
-"""Qwen3-VL's `config.json`: Qwen3 with a vision tower. Front-safe: no torch.
+"""Qwen3-VL's `config.json`: Qwen3 with a vision tower. Imports no torch.
 
 The decoder's first layers add outputs of the tower's blocks to the residual stream.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of RoBERTa and XLM-RoBERTa: BERT with shifted positions. Front-safe: no torch.
+"""The `config.json` of RoBERTa and XLM-RoBERTa: BERT with shifted positions. Imports no torch.
 
 The position of a text's first token is one more than the id of the padding token.
 """

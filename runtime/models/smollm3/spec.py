@@ -1,4 +1,4 @@
-"""SmolLM3's `config.json`: Llama without rotation in every fourth layer. Front-safe: no torch."""
+"""SmolLM3's `config.json`: Llama without rotation in every fourth layer. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Starcoder 2's `config.json`: LayerNorms, biases, and an MLP without a gate.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The description of a model of `transformers`, which a process with torch makes for the front.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The spec of a model that `transformers` builds, made from a description. Front-safe: no torch.
+"""The spec of a model that `transformers` builds, made from a description. Imports no torch.
 
 The front starts a process in which `transformers` builds the model on the meta device and describes
 it. A process that has already imported torch describes the model itself.

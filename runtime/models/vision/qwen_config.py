@@ -1,4 +1,4 @@
-"""The keys that the `config.json` of Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. Front-safe: no torch.
+"""The keys that the `config.json` of Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. Imports no torch.
 
 The tower's keys are in `vision_config`. The text model's keys are at the top level of the file, or
 in `text_config`, where `transformers` 5 writes them.

@@ -1,4 +1,4 @@
-"""The keys of SigLIP's vision tower in `vision_config`. Front-safe: no torch."""
+"""The keys of SigLIP's vision tower in `vision_config`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the text model's keys in the `config.json` of a model that takes images. Front-safe."""
+"""Finds the text model's keys in the `config.json` of a model with images. Imports no torch."""
 
 from __future__ import annotations
 

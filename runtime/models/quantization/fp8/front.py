@@ -1,4 +1,4 @@
-"""Finds the matrices that a checkpoint stores in 8-bit codes (E4M3 or int8). Front-safe: no torch.
+"""Finds the matrices that a checkpoint stores in 8-bit codes (E4M3 or int8). Imports no torch.
 
 The keys are those of compressed-tensors (llm-compressor), of `quant_method: fp8` (AutoFP8, Qwen,
 DeepSeek) and of ModelOpt. If weight files exist, their headers decide: a matrix that they store in

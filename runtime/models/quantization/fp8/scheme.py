@@ -1,6 +1,6 @@
 """The stored form of matrices in 8-bit codes, and the rounding of activations.
 
-Front-safe: no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The types in which a GGUF file stores its matrices. Front-safe: no torch."""
+"""The types in which a GGUF file stores its matrices. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes floats in GGUF's forms while they load. Front-safe: no torch.
+"""Encodes floats in GGUF's forms while they load. Imports no torch.
 
 `--quantization` requests this with `q8_0` or `q4_k`. `q4_k` mixes types as llama.cpp's Q4_K_M does:
 the head, and the value and down projections of half of the layers, get 6 bits, because their errors

@@ -1,4 +1,4 @@
-"""The stored form of matrices in codes of 4 or 8 bits. Front-safe: no torch."""
+"""The stored form of matrices in codes of 4 or 8 bits. Imports no torch."""
 
 from __future__ import annotations
 

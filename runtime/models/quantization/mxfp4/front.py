@@ -1,4 +1,4 @@
-"""Finds the experts that a checkpoint stores in MXFP4. Front-safe: no torch.
+"""Finds the experts that a checkpoint stores in MXFP4. Imports no torch.
 
 A tensor of all experts would be `[num_experts, in, out]` in 16 bits. In MXFP4 it is stored as two
 tensors. `_blocks` is `[num_experts, out, in / 32, 16]` bytes of two codes each, the first code in
