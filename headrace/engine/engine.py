@@ -370,7 +370,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def get_server_info(self) -> dict[str, Any]:
-        """Return every argument with its value, the sizes of the worker, and its current state."""
+        """Return every argument with its value, the worker's limits, and what it runs now."""
         return describe_server(self._core.context)
 
     @waiting

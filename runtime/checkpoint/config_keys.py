@@ -21,7 +21,7 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     """Read `config.json` and `generation_config.json`; the second is empty if there is none.
 
     Args:
-        folder: a local folder, or a file that takes the place of its `config.json`.
+        folder: a local folder, or a file that is read instead of a `config.json`.
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:

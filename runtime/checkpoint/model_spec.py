@@ -411,7 +411,10 @@ class ModelSpec(ABC):
         return any(isinstance(state, RecurrentState) for state in self.layer_states)
 
     def state_slot_bytes(self, tp_size: int, itemsize: int) -> int:
-        """Return the bytes of one slot: a rank's recurrent states after some tokens of a sequence.
+        """Return the bytes of a slot, which do not depend on the length of a sequence.
+
+        A slot holds one snapshot of a sequence: the states of all recurrent layers, as a rank keeps
+        them.
 
         Args:
             tp_size: ranks that share each layer.

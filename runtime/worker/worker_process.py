@@ -103,7 +103,10 @@ def main(payload: bytes) -> None:
 
 
 def import_ahead() -> None:
-    """Import everything that takes long; a process that is started ahead does it at once."""
+    """Import everything that takes long.
+
+    A worker whose process starts before its configuration is known does this while it waits.
+    """
     import_torch()
     import_module("runtime.worker.build_worker")
 

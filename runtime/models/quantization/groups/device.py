@@ -1,4 +1,4 @@
-"""Selects the objects that keep matrices in 4-bit or 8-bit codes on the device."""
+"""Chooses the class that stores a matrix of 4-bit or 8-bit codes, by its form and the device."""
 
 from __future__ import annotations
 
