@@ -326,7 +326,10 @@ def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
 
 
 def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
-    """Return the errors of an input file and its number of requests. It runs on a thread."""
+    """Return the errors of an input file and its number of requests.
+
+    This function reads the whole file, so do not call it on the event loop.
+    """
     errors: list[LineError] = []
     names: set[str] = set()
     num_lines = 0

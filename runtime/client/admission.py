@@ -86,8 +86,8 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
 def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) -> None:
     """Check that the placeholder tokens of a prompt match its images.
 
-    Prompts of every route are checked, also those without images: the model would take a
-    placeholder token for an image's.
+    Prompts without images are checked too: a placeholder token in their text would make the model
+    look for an image.
 
     Raises:
         InvalidRequest: a placeholder without an image, or an image without its placeholders.

@@ -109,9 +109,10 @@ class GraphRunner:
     def capture(self, progress: Callable[[float], None]) -> None:
         """Capture the graphs; `progress` receives the fraction done.
 
-        Graphs of decode batches above `FIRST_BATCHES` are captured at their first use. Only if
-        several ranks share the layers, these are captured now, too: later a rank could not tell the
-        others that its memory is too small. If a capture fails, no graph is kept.
+        With one rank, graphs of decode batches above `FIRST_BATCHES` are not captured here but at
+        their first use. With tensor parallelism all graphs are captured here, because later a rank
+        could not tell the others that its memory is too small. If a capture fails, no graph is
+        kept.
         """
         started, free_before = time.perf_counter(), self._free_bytes()
         self._pool.renew()
