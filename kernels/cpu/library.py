@@ -76,6 +76,7 @@ RECORDABLE = (
     "hr_stored_rows",
     "hr_stored_look_up",
     "hr_stored_linear",
+    "hr_lora_add",
 )
 
 # Functions with a result: the type of the result, then the types of the arguments.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pool.h"
+#include "recording.h"
 #include "simd.h"
 
 namespace hr {
@@ -249,3 +250,4 @@ extern "C" void hr_lora_add(int64_t is_bf16, const void *x, void *out, const voi
     };
     is_bf16 ? run((bf16 *)nullptr) : run((float *)nullptr);
 }
+HR_RECORDABLE(hr_lora_add)

@@ -1,8 +1,9 @@
 """Decode steps on a CPU that are recorded once and then repeated without the model's Python code.
 
 A recorded step reads its inputs from tensors whose memory stays the same. Each number of sequences
-has a recording of its own. A recording is used after its first repetition gave the same bits as the
-model's own code. Layers that branch on the values of tensors therefore run as before.
+has a recording of its own, and another one for steps with adapters. A recording is used after its
+first repetition gave the same bits as the model's own code. Layers that branch on the values of
+tensors therefore run as before.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ class _Recorded:
 
     Attributes:
         batch: its input.
+        slots: the adapter slots of its tokens; `None` if no token uses an adapter.
         recording: `None` if the step cannot be recorded.
         is_checked: whether a repetition was compared with the model.
     """
 
     batch: ForwardBatch
+    slots: Tensor | None
     recording: Recording | None
     is_checked: bool = False
 
@@ -62,7 +65,8 @@ class RecordedSteps:
         self._model = model
         self._max_pages = rows.page_table.shape[1]
         self._is_on = is_on and rows.device.type == "cpu" and unavailable() is None
-        self._recorded: dict[int, _Recorded] = {}
+        # By the number of sequences, and whether any of them uses an adapter.
+        self._recorded: dict[tuple[int, bool], _Recorded] = {}
         self.num_repeats = 0
 
     def forget(self) -> None:
@@ -77,20 +81,22 @@ class RecordedSteps:
             and self._model.is_recordable
             and plan.num_tokens == plan.num_decodes == len(plan.rows) <= MAX_SEQS
             and batch.logits_indices is None
-            and (batch.adapters is None or not batch.adapters.is_on)
             and all(each is None for each in special)
             and not batch.attention.reads_host
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute the layers of a step that `can_repeat` allows; see `CausalLM.forward`."""
-        num_seqs = len(batch.input_ids)
-        known = self._recorded.get(num_seqs)
+        slots = _slots_of(batch)
+        key = len(batch.input_ids), slots is not None
+        known = self._recorded.get(key)
         if known is None:
-            return self._record(num_seqs, batch)
+            return self._record(key, batch, slots)
         if known.recording is None:
             return self._model.forward(batch)
         _copy_inputs(batch, known.batch)
+        if slots is not None and known.slots is not None:
+            known.slots.copy_(slots)
         known.recording.repeat()
         self.num_repeats += 1
         # The next step overwrites the recording's result.
@@ -104,14 +110,17 @@ class RecordedSteps:
             known.recording = None
         return plain
 
-    def _record(self, num_seqs: int, batch: ForwardBatch) -> Tensor:
+    def _record(self, key: tuple[int, bool], batch: ForwardBatch, slots: Tensor | None) -> Tensor:
         from kernels.cpu.recording import record
 
         own = self._own_inputs(batch)
+        if slots is not None and own.adapters is not None:
+            slots = slots.clone()
+            own.adapters.begin(slots)
         result, recording, why = record(lambda: self._model.forward(own))
         if recording is None:
-            logger.info("Decode steps of %d sequences are not recorded: %s", num_seqs, why)
-        self._recorded[num_seqs] = _Recorded(own, recording)
+            logger.info("Decode steps of %d sequences are not recorded: %s", key[0], why)
+        self._recorded[key] = _Recorded(own, slots, recording)
         return result.clone()
 
     def _own_inputs(self, batch: ForwardBatch) -> ForwardBatch:
@@ -135,6 +144,12 @@ class RecordedSteps:
         )
         _copy_inputs(batch, own)
         return own
+
+
+def _slots_of(batch: ForwardBatch) -> Tensor | None:
+    """Return the adapter slots of a step's tokens; `None` if no token uses an adapter."""
+    adapters = batch.adapters
+    return adapters.tokens.slots if adapters is not None and adapters.is_on else None
 
 
 def _copy_inputs(source: ForwardBatch, to: ForwardBatch) -> None:

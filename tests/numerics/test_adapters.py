@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import linear
 
+from kernels.cpu.library import unavailable
 from runtime.checkpoint.headers import SINGLE_FILE
 from runtime.checkpoint.peft_adapter import target_modules
 from runtime.config.lora_options import LoraLimits
@@ -150,6 +151,19 @@ def test_however_it_is_computed(options, adapters, expected):
         assert any(engine.retractions.values())
     # Again from the prefix cache, and the other way round.
     assert run_all(engine, first=11) == expected("llama")
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no C++ library")
+def test_a_recorded_step_follows_the_adapter(adapters, expected):
+    engine = engine_of("llama", adapters, disable_radix_cache=True)
+    for adapter_id, prompt in enumerate(prompts()):
+        before = engine.runner.steps.num_repeats
+        engine.add(adapter_id + 1, prompt, NUM_TOKENS, adapter_id=adapter_id, ignore_eos=True)
+        engine.run()
+        assert engine.tokens[adapter_id + 1] == expected("llama")[adapter_id]
+        # All adapters share one recording; the first of them and the base model make theirs.
+        num_made = 1 if adapter_id < 2 else 0
+        assert engine.runner.steps.num_repeats - before == NUM_TOKENS - 1 - num_made
 
 
 def test_prefixes_are_not_shared_between_adapters(adapters):
