@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +226,6 @@ class _Recording:
         kinds = [_ACTIVITIES[each] for each in self._activities if each in _ACTIVITIES]
         self._profile: profile | None = None
         if kinds:
-            # The worker imports torch without it; the profiler imports torch's compiler, which
-            # cannot be imported before it.
-            import_module("torch._meta_registrations")
             self._profile = profile(
                 activities=kinds,
                 with_stack=spec.with_stack,

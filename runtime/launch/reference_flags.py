@@ -78,7 +78,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--cpu-offload-gb": ("weights stay on one device", ("0",)),
     "--hicache-size": ("use --hicache-ratio", ("0",)),
     "--hicache-write-policy": ("evicted pages are written to host memory", ("write_back",)),
-    "--hicache-storage-backend": ("the prefix cache has two tiers, no storage", ()),
     "--base-gpu-id": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("0",)),
     "--gpu-id-step": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("1",)),
     "--disaggregation-mode": ("prefill and decode run in one server", ("null",)),

@@ -26,7 +26,6 @@ from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.step.executor import Pending, Runner
 from runtime.step.step_plan import StepPlan
 from runtime.worker.commands import Commands
-from runtime.worker.light_torch import import_torch
 from runtime.worker.ranks import DEATH_NOTICE_S
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ def main(payload: bytes) -> None:
     configure_logging(level, f"rank {config.rank}{which}", worker.log_format)
     try:
         with uncollected():
-            import_torch()
             from runtime.worker.build_worker import build_commands, build_rank, build_rank_weights
 
         inbox, outbox = _open_links(config)

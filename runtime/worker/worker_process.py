@@ -29,7 +29,6 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
-from runtime.worker.light_torch import import_torch
 from runtime.worker.nodes import with_meeting_point
 from runtime.worker.ranks import Ranks
 
@@ -107,7 +106,6 @@ def import_ahead() -> None:
 
     A worker whose process starts before its configuration is known does this while it waits.
     """
-    import_torch()
     import_module("runtime.worker.build_worker")
 
 

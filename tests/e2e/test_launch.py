@@ -274,7 +274,7 @@ def test_from_start_to_ready_and_out(tmp_path):
                 assert answer.status_code == 503
         assert cpu_s_before_livez is not None
         assert cpu_s_before_livez < 3.0
-        assert "importing" in phases
+        assert "starting" in phases
         server.wait_ready()
         assert server.log.count(READY_LINE) == 1
         assert server.lines.index(READY_LINE) > next(

@@ -6,6 +6,7 @@ The time for a head is shorter here than the server's half minute.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.responses import PlainTextResponse
 
@@ -26,7 +27,9 @@ async def _trickle(port: int) -> float:
     while not closed.done():
         writer.write(b"a")
         await asyncio.wait([closed], timeout=HEAD_S / 20)
-    assert await closed == b""
+    # A byte that comes when the server has just closed the connection resets it.
+    with contextlib.suppress(ConnectionResetError):
+        assert await closed == b""
     writer.close()
     return asyncio.get_running_loop().time() - began
 

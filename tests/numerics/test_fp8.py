@@ -271,7 +271,8 @@ def test_floats_become_codes_while_they_load(name: str, tmp_path: Path) -> None:
     found = driver.prefill(driver.start(tokens))
     layout = LAYOUTS["compressed_channel_dynamic"]
     exact = rounded_reference(source, values, layout, tokens, coded.__contains__)
-    assert divergence(exact, found) < 2e-5
+    # An activation between two codes may become either.
+    assert divergence(exact, found) < 1e-4
 
 
 @pytest.mark.parametrize("form", ["compressed_tensor_static", "int8_tensor_static"])

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -116,7 +117,7 @@ def test_weights_of_two_ranks_are_joined(
         settings = replace(context(rank, 2), splits_experts=splits_experts)
         model = load_model(folder, spec, settings, lambda share: None)
         live = LiveWeights(model, None, lambda: None, tmp_path / "spill")
-        memory: Any = None  # reading does not touch it
+        memory: Any = SimpleNamespace(forget_recordings=lambda: None)
         ranks.append(RankWeights(rank, settings.device, live, memory, lambda: None))
     for name in (GATE_UP, GATE_UP.replace("gate_up", "down")):
         for num_rows in (2, 100):

@@ -140,7 +140,9 @@ class InProcessEngine:
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
         """Replace the model's `forward` by `compute`, which gets the original and each batch."""
-        model, forward, recordable = self.model, self.model.forward, self.model.is_recordable
+        model, forward = self.model, self.model.forward
+        # Encoders are never recorded, and do not say so.
+        recordable = getattr(model, "is_recordable", False)
         model.forward = lambda batch: compute(forward, batch)
         model.is_recordable = False
         try:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-import torch._meta_registrations  # the worker imports torch without it
-import torch.distributed._meta_registrations
 from torch import Tensor, nn
 
 from runtime.checkpoint.attention_spec import AttentionSpec

@@ -37,7 +37,7 @@ def read(
         spec=spec, context=context, holders=lambda: iter([("conv", holder)])
     )
     weights = LiveWeights(model, None, lambda: None, None)  # type: ignore[arg-type]  # not spilt
-    memory: Any = None
+    memory: Any = SimpleNamespace(forget_recordings=lambda: None)
     worker = RankWeights(rank, context.device, weights, memory, lambda: None)
     return worker.run(ReadWeight(NAME, num_rows))
 
