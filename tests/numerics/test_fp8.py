@@ -266,13 +266,13 @@ def test_floats_become_codes_while_they_load(name: str, tmp_path: Path) -> None:
         codes, scales = encode(values[key], Blocks(1, 0), num_scales=NUM_SCALES)
         values[key] = codes.float() * scales
     assert {key for key in values if is_linear(key, tuple(values[key].shape))} <= coded
-    tokens = prompt()
+    # An activation between two codes may become either; Gemma 4 has one in the tokens before.
+    tokens = prompt()[8:]
     driver = Driver(load_model(source, spec, context(), lambda share: None))
     found = driver.prefill(driver.start(tokens))
     layout = LAYOUTS["compressed_channel_dynamic"]
     exact = rounded_reference(source, values, layout, tokens, coded.__contains__)
-    # An activation between two codes may become either.
-    assert divergence(exact, found) < 1e-4
+    assert divergence(exact, found) < 2e-5
 
 
 @pytest.mark.parametrize("form", ["compressed_tensor_static", "int8_tensor_static"])
