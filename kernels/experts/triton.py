@@ -16,7 +16,7 @@ Microseconds of a layer of Qwen1.5-MoE on an H200 (`benchmarks.h200.experts`):
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
 import triton
@@ -265,6 +265,67 @@ class SortedExperts(PackedExperts):
     @abstractmethod
     def multiply(self, product: SortedProduct) -> None:
         """Multiply sorted rows by their experts' weights, and write the result to `product.out`."""
+
+
+class CodeMatrix(Protocol):
+    """The rows of all experts' matrices, in codes."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that a product reads."""
+
+    def fits(self, other: Self) -> bool:
+        """Whether `other` has the form of this matrix, so that `take` may copy it."""
+
+    def take(self, other: Self) -> None:
+        """Copy the tensors of `other` into those of this matrix."""
+
+
+Matrix = TypeVar("Matrix", bound=CodeMatrix)
+
+
+class ExpertsInCodes(SortedExperts, Generic[Matrix]):
+    """Experts in codes. New codes are copied into the same memory, for CUDA graphs.
+
+    Attributes:
+        matrices: the matrices of all experts by name, `gate_up` and `down`.
+    """
+
+    def __init__(self, gate_up: Matrix, down: Matrix, num_experts: int, inner_size: int) -> None:
+        """Keep the matrices of all experts.
+
+        Args:
+            gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
+                gate before those of its up.
+            down: `[num_experts * hidden_size, intermediate_size]`.
+            num_experts: number of experts on this rank.
+            inner_size: `intermediate_size` on this rank.
+        """
+        self.num_experts, self.inner_size = num_experts, inner_size
+        self.matrices = {"gate_up": gate_up, "down": down}
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        found = [self.unpack_one(expert) for expert in range(self.num_experts)]
+        return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
+
+    def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
+        """Refuse floats: only codes can replace codes.
+
+        Raises:
+            ValueError: always; see `replace`.
+        """
+        raise ValueError("floats cannot replace experts in codes; use `replace`")
+
+    def replace(self, other: Self) -> bool:
+        """Copy the codes of `other` into our memory; return false if their form differs."""
+        if not all(mine.fits(other.matrices[name]) for name, mine in self.matrices.items()):
+            return False
+        for name, mine in self.matrices.items():
+            mine.take(other.matrices[name])
+        return True
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for matrix in self.matrices.values() for t in matrix.tensors())
 
 
 class TritonExperts(SortedExperts, PlainExperts):

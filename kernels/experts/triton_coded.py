@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,7 +28,7 @@ from kernels.activation import Gate
 from kernels.activation.triton import gated
 from kernels.experts import ExpertBiases
 from kernels.experts.triton import TILES as PLAIN_TILES
-from kernels.experts.triton import SortedExperts, SortedProduct, multiply
+from kernels.experts.triton import ExpertsInCodes, SortedProduct, multiply
 from kernels.group_linear import BITS, Form, Grouped
 from kernels.group_linear.triton import STEP, PackedCodes, pack_codes, widen
 from kernels.group_linear.triton_codes import PLANE, add_step
@@ -189,8 +188,8 @@ def stages_of(tile: Tile, form: Form, halves: int, itemsize: int, shared: Shared
     return shared.stages(tile.num_stages, halves * weight_bytes + STEP * tile.tokens * itemsize)
 
 
-class CodedExperts(SortedExperts):
-    """The codes of all experts. New codes are copied into the same memory, for CUDA graphs.
+class CodedExperts(ExpertsInCodes[PackedCodes]):
+    """Experts in 4-bit or 8-bit codes with scales per group of columns.
 
     Attributes:
         slice_bytes: bytes of the numbers to which experts' codes are converted at a time.
@@ -202,9 +201,7 @@ class CodedExperts(SortedExperts):
         self, gate_up: PackedCodes, down: PackedCodes, num_experts: int, *, is_invariant: bool
     ) -> None:
         """Keep the packed codes of all experts; see `pack` for the other arguments."""
-        self.num_experts = num_experts
-        self.inner_size = down.columns
-        self._weights = {"gate_up": gate_up, "down": down}
+        super().__init__(gate_up, down, num_experts, down.columns)
         self._is_invariant = is_invariant
 
     def __call__(
@@ -224,7 +221,7 @@ class CodedExperts(SortedExperts):
         return next((tile for most, tile in TILES if average <= most), MANY)
 
     def multiply(self, product: SortedProduct) -> None:
-        x, weight = product.x, self._weights[product.which]
+        x, weight = product.x, self.matrices[product.which]
         if product.tile == MANY:
             self._multiply_many(product)
             return
@@ -241,7 +238,7 @@ class CodedExperts(SortedExperts):
         )
 
     def _multiply_many(self, product: SortedProduct) -> None:
-        x, weight = product.x, self._weights[product.which]
+        x, weight = product.x, self.matrices[product.which]
         size = weight.rows // self.num_experts
         of_slice = max(1, self.slice_bytes // (size * weight.columns * x.itemsize))
         space = x.new_empty(min(of_slice, self.num_experts), size, weight.columns)
@@ -253,7 +250,7 @@ class CodedExperts(SortedExperts):
 
     def grouped(self, which: Literal["gate_up", "down"], expert: int) -> Grouped:
         """Return one expert's codes as they were packed; see `PackedCodes.grouped`."""
-        weight = self._weights[which]
+        weight = self.matrices[which]
         size = weight.rows // self.num_experts
         rows = slice(expert * size, (expert + 1) * size)
         one = replace(
@@ -268,30 +265,6 @@ class CodedExperts(SortedExperts):
     def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
         """Return the float32 numbers that one expert's codes represent."""
         return self.grouped("gate_up", expert).numbers(), self.grouped("down", expert).numbers()
-
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        found = [self.unpack_one(expert) for expert in range(self.num_experts)]
-        return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
-
-    def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
-
-        Raises:
-            ValueError: always; see `replace`.
-        """
-        raise ValueError("floats cannot replace experts in codes; use `replace`")
-
-    def replace(self, other: CodedExperts) -> bool:
-        """Copy the codes of `other` into our memory; return false if their form differs."""
-        if not all(self._weights[each].fits(other._weights[each]) for each in self._weights):
-            return False
-        for each, weight in self._weights.items():
-            weight.take(other._weights[each])
-        return True
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(t.nbytes for weight in self._weights.values() for t in weight.tensors())
 
 
 def pack(

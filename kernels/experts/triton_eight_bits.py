@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.activation import Gate
 from kernels.activation.triton import gated
 from kernels.experts import ExpertBiases
-from kernels.experts.triton import SortedExperts, SortedProduct
+from kernels.experts.triton import ExpertsInCodes, SortedProduct
 from kernels.fp8_linear import BLOCK_COLUMNS
 from kernels.linear.triton_invariant import Tile
 from kernels.rounding import Rounding
@@ -190,6 +190,10 @@ class EightBitMatrix:
         """Whether scales belong to blocks of a row's columns."""
         return self.scales.shape[1] > 1
 
+    def tensors(self) -> list[Tensor]:
+        """Return the codes and the scales."""
+        return [self.codes, self.scales]
+
     def numbers(self, rows: slice) -> Tensor:
         """Return the float32 numbers that the codes of some rows represent."""
         scales = self.scales[rows]
@@ -206,7 +210,7 @@ class EightBitMatrix:
             assert other.rounding.scale is not None
             self.rounding.scale.copy_(other.rounding.scale)
 
-    def has_form_of(self, other: EightBitMatrix) -> bool:
+    def fits(self, other: EightBitMatrix) -> bool:
         """Whether `take` may be called with `other`."""
 
         def form(rounding: Rounding | None) -> tuple[object, ...]:
@@ -222,25 +226,12 @@ class EightBitMatrix:
         )
 
 
-class EightBitExperts(SortedExperts):
-    """The codes of all experts. New codes are copied into the same memory, for CUDA graphs.
-
-    Attributes:
-        matrices: the matrices of all experts by name, `gate_up` and `down`.
-    """
+class EightBitExperts(ExpertsInCodes[EightBitMatrix]):
+    """Experts in E4M3 or int8."""
 
     def __init__(self, gate_up: EightBitMatrix, down: EightBitMatrix, num_experts: int) -> None:
-        """Keep the matrices of all experts.
-
-        Args:
-            gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
-                gate before those of its up.
-            down: `[num_experts * hidden_size, intermediate_size]`.
-            num_experts: number of experts on this rank.
-        """
-        self.num_experts = num_experts
-        self.inner_size = down.codes.shape[1]
-        self.matrices = {"gate_up": gate_up, "down": down}
+        """Keep the matrices of all experts; see `ExpertsInCodes`."""
+        super().__init__(gate_up, down, num_experts, down.codes.shape[1])
 
     def __call__(
         self,
@@ -286,27 +277,3 @@ class EightBitExperts(SortedExperts):
             for size in [len(weight.codes) // self.num_experts]
         )
         return gate_up, down
-
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        found = [self.unpack_one(expert) for expert in range(self.num_experts)]
-        return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
-
-    def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
-
-        Raises:
-            ValueError: always; see `replace`.
-        """
-        raise ValueError("floats cannot replace experts in codes; use `replace`")
-
-    def replace(self, other: EightBitExperts) -> bool:
-        """Copy the codes of `other` into our memory; return false if their form differs."""
-        if not all(self.matrices[n].has_form_of(other.matrices[n]) for n in self.matrices):
-            return False
-        for name, weight in self.matrices.items():
-            weight.take(other.matrices[name])
-        return True
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(w.codes.nbytes + w.scales.nbytes for w in self.matrices.values())
