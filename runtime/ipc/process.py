@@ -27,7 +27,7 @@ import msgspec
 
 from runtime.config.options import WorkerConfig
 from runtime.config.registry import Registry
-from runtime.ipc.spawn import AHEAD, STACKS_FILE, Spawned, spawn, take_ahead
+from runtime.ipc.spawn import AHEAD, STACKS_FILE, WAITING_THREADS, Spawned, spawn, take_ahead
 
 CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     "child process",
@@ -61,10 +61,7 @@ def compute_environment(num_threads: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
-        # Threads that spin between two operators would take the CPU from the front process.
-        "GOMP_SPINCOUNT": "1000",
-        "OMP_WAIT_POLICY": "passive",
-        "TOKENIZERS_PARALLELISM": "false",
+        **WAITING_THREADS,
     }
 
 

@@ -17,13 +17,14 @@ from typing import IO, NamedTuple
 STACKS_FILE = "HEADRACE_STACKS_FILE"
 # The second argument of a child that is started ahead of its configuration.
 AHEAD = "ahead"
-# The variables that the libraries read while they are imported. The others are sent later.
-_ENVIRONMENT_AHEAD = {
+# Threads that spin between two operators would take the CPU from the front process.
+WAITING_THREADS = {
     "GOMP_SPINCOUNT": "1000",
     "OMP_WAIT_POLICY": "passive",
-    "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# The variables that the libraries read while they are imported. The others are sent later.
+_ENVIRONMENT_AHEAD = {**WAITING_THREADS, "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Spawned(NamedTuple):
