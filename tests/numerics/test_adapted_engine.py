@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.cpu.library import unavailable
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder
 from runtime.requests.sampling_params import GrammarSpec
@@ -64,6 +65,9 @@ def test_scheduling_does_not_change_the_output(name: str, way: str) -> None:
     assert engine.tokens == expected(adapted_model(name))
     if way == "retracted":
         assert engine.shared["num_retractions_total"] > 0
+    if DEVICE == "cpu" and unavailable() is None:
+        # Decode steps are recorded and repeated, as those of our own families.
+        assert bool(engine.runner.steps.num_repeats) == (name != "glm4_moe")
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the engines of the test above have real graphs")

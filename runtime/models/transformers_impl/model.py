@@ -69,6 +69,7 @@ class AdaptedForCausalLM(CausalLM):
             self._step = Step()
             self._holders: dict[str, WeightHolder] = {}
             _Assembly(self, layout, context, self._step, self._holders).run()
+        self.is_recordable = not layout.experts
         model: Any = layout.traced.model
         self._base: Any = model.get_decoder()
         (base,) = (name for name, each in model.named_modules() if each is self._base)
