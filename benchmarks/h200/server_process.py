@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,12 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[RunningServer]:
+async def running_server(
+    shape: str, options: Sequence[str], environment: Mapping[str, str] | None = None
+) -> AsyncIterator[RunningServer]:
     """Start a server, wait until it is ready, and stop it at the end.
+
+    `environment` is added to that of this process.
 
     Raises:
         StartupError: the server ended, or was not ready after ten minutes.
@@ -45,6 +50,7 @@ async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[Ru
             *(sys.executable, "-m", "server.launch", "--port", str(port)),
             *("--model-path", str(path), "--load-format", "dummy", "--log-level", "warning"),
             *options,
+            env={**os.environ, **(environment or {})},
         )
         try:
             url = f"http://127.0.0.1:{port}"

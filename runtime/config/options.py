@@ -230,6 +230,11 @@ class KernelArgs:
         choices=("auto", "xgrammar", "llguidance", "none"),
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
+    disable_custom_all_reduce: bool = option(
+        False,
+        "Sum the ranks' parts with NCCL alone, also where GPUs of one host can read each other's "
+        "memory.",
+    )
     enable_deterministic_inference: bool = option(
         False, "Use batch-invariant kernels: a result does not depend on other requests."
     )
@@ -360,6 +365,7 @@ class WorkerConfig:
     moe_runner_backend: str = "auto"
     num_threads: int
     disable_cuda_graph: bool = False
+    disable_custom_all_reduce: bool = False
     deterministic: bool = False
     rounds_products: bool = False
     enable_return_hidden_states: bool = False

@@ -146,6 +146,8 @@ class TensorGroup:
         device: torch.device,
         meeting: Path | NodeLink,
         num_stages: int = 1,
+        *,
+        only_nccl: bool = False,
     ) -> None:
         """Join the group; returns when all ranks have joined.
 
@@ -157,6 +159,7 @@ class TensorGroup:
                 all ranks; or, with several nodes, the address of rank 0's listening socket.
             num_stages: number of pipeline stages, each with `size` ranks. The group has the ranks
                 of this rank's stage.
+            only_nccl: never sum in memory that GPUs share.
         """
         self.rank = rank % size
         self.size = size
@@ -187,7 +190,7 @@ class TensorGroup:
             self._where, self._first = {"group": groups[rank // size]}, rank - self.rank
             return
         # The one-shot sum needs memory that all ranks can read, so it works on one machine only.
-        if isinstance(meeting, Path):
+        if isinstance(meeting, Path) and not only_nccl:
             self._one_shot = make_one_shot(size, device)
         if not all(self.minimum(self._one_shot is not None)):
             self._one_shot = None

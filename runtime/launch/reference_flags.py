@@ -29,7 +29,7 @@ class ReferenceFlag:
 
 _IGNORED_SWITCHES = """
     --enable-lora-overlap-loading
-    --delete-ckpt-after-loading --enable-mixed-chunk --disable-custom-all-reduce --enable-p2p-check
+    --delete-ckpt-after-loading --enable-mixed-chunk --enable-p2p-check
     --disable-cuda-graph-padding --enable-torch-compile --sleep-on-idle
     --enable-nccl-nvls --enable-symm-mem --disable-flashinfer-cutlass-moe-fp4-allgather
     --enable-flashinfer-allreduce-fusion --triton-attention-reduce-in-fp32 --show-time-cost

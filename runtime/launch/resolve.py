@@ -225,6 +225,7 @@ def resolve(
         kv_cache_dtype=choose_kv_cache(config, device, dtype, attention, model, choices),
         moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
+        disable_custom_all_reduce=config.kernels.disable_custom_all_reduce,
         deterministic=deterministic,
         rounds_products=is_rounded,
         num_threads=threads,

@@ -374,7 +374,10 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
     if config.num_ranks == 1:
         return None
     file = Path(config.run_folder) / f"group-{config.generation}"
-    return TensorGroup(rank, config.tp_size, device, config.node or file, config.pp_size)
+    return TensorGroup(
+        *(rank, config.tp_size, device, config.node or file, config.pp_size),
+        only_nccl=config.disable_custom_all_reduce,
+    )
 
 
 def _read_spec(config: WorkerConfig) -> ModelSpec:

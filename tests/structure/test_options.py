@@ -108,6 +108,7 @@ OPTIONS = """
 --moe-runner-backend = auto
 --grammar-backend = auto
 --disable-cuda-graph = False
+--disable-custom-all-reduce = False
 --enable-deterministic-inference = False
 --num-threads = None
 [logging]
@@ -140,4 +141,4 @@ def test_options_and_defaults_are_the_listed_ones() -> None:
 
 
 def test_the_command_line_stays_readable() -> None:
-    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 111
+    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 112

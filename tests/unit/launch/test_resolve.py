@@ -322,6 +322,12 @@ def test_impossible_options_are_refused(sections):
         resolve(ServerConfig(**sections), fake_model_config(), CPU, FOLDERS, 7)
 
 
+def test_sums_by_nccl_alone_reach_the_worker():
+    kernels = KernelArgs(disable_custom_all_reduce=True)
+    assert choose(kernels=kernels).worker.disable_custom_all_reduce
+    assert not choose().worker.disable_custom_all_reduce
+
+
 def test_preferred_sampling_keeps_only_what_was_named():
     text = '{"temperature": 0.5, "sampling_seed": 3, "stop": "x"}'
     assert preferred_sampling(text, 100) == {"temperature": 0.5, "seed": 3, "stop": ["x"]}
