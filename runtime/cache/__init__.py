@@ -1,1 +1,1 @@
-"""The pages of the KV cache, and the prefix tree that finds them; only `manager` changes them."""
+"""The KV cache's pages and the prefix tree that finds them; only `CacheManager` changes them."""

@@ -17,19 +17,19 @@ class BlockTable:
         num_shared: number of first pages that belong to the prefix tree.
         num_dropped: number of first pages that were freed; their entries are 0.
         node: the tree's node at which the shared pages end, locked; `None` if none are shared.
-        version: changes when an entry of `pages` changes, except by appending or by freeing pages
-            behind a window, whose entries are never read. Copies on the device are then renewed.
+        version: changes when an entry of `pages` changes, so that its copies on the device are
+            renewed. Appending entries does not change it. Freeing pages behind a window does not
+            either, because their entries are never read again.
         state_hold: the request's handle for recurrent states in the `StatePool`; -1 for none.
-        branch_points: token counts, multiples of the page size, after which other sequences with
-            the same beginning continue with different tokens.
+        branch_points: token counts, multiples of the page size, at which sequences with the same
+            beginning diverge from this one.
         has_window: whether `WindowPages` counts this request.
         window_first, window_end: range of indices in `pages`. The request uses the window pages of
             the pages in this range.
-        num_loaded: number of pages behind the shared ones that came from host memory.
-        load_ticket: ticket of the copies that bring those pages (`HostTier`), until a step that
-            waits for them is planned; 0 for none.
-        resume_pages: number of pages after which the request resumes from recurrent states that
-            come back from host memory; 0 if it does not.
+        load_ticket: ticket of the copies that bring pages of this request back from host memory
+            (see `HostTier`), until a step that waits for them is planned; 0 for none.
+        resume_pages: number of pages after which the request resumes from recurrent states that are
+            copied back from host memory; 0 if it does not.
         state_ticket: like `load_ticket`, for these states.
     """
 

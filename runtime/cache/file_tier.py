@@ -1,7 +1,7 @@
 """Files as the third tier of the prefix cache: threads copy pages between host memory and files.
 
-The scheduler never waits for a disk. It only says which host page is written or read, and later
-asks which ones are finished. Until then a host page is busy: nothing else writes to it.
+The scheduler never waits for a disk. It only says which host page is to be written or filled, and
+later asks which pages are done. Until then the host page is busy, and nothing else may write to it.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class FileTier:
         reading: keys of pages that are being read from files.
         num_read: pages that were read from files so far.
         num_written: pages that were written to files so far.
-        is_on: whether pages are found and written. It turns false for good when the weights change:
-            then the files' identity no longer is that of the model.
+        is_on: whether pages are looked up in files and written to files. It becomes false, and
+            stays so, when the weights change, because the files then belong to another model.
     """
 
     def __init__(self, files: PageFiles, page_bytes: Callable[[int], memoryview]) -> None:
@@ -148,5 +148,5 @@ class FileTier:
             yield moved
 
     def is_waiting(self, fetch: Fetch) -> bool:
-        """Whether a request should wait for its pages any longer."""
+        """Whether a request should still wait for its pages."""
         return not self.reading.isdisjoint(fetch.keys) and time.monotonic() < fetch.until

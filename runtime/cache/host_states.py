@@ -1,7 +1,8 @@
-"""Recurrent states in host memory: snapshots that were evicted, from which requests resume.
+"""Recurrent states in host memory: evicted snapshots, from which requests can resume.
 
-Snapshots have the keys of their last pages. A request resumes at the last place for which there are
-both the pages up to it and a snapshot, each of them on the device or in host memory.
+The key of a snapshot is the key of the last page before it. A request resumes at the last position
+for which a snapshot and all pages up to it exist. Each of them may be on the device or in host
+memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from runtime.cache.state_pool import StatePool
 
 
 class HostStates:
-    """Finds the places where requests can resume with states from host memory, and loads these.
+    """Finds the positions at which requests can resume with states from host memory.
+
+    Also starts the copies of these states to the device.
 
     Attributes:
         slots: the tier of snapshots; its pages are slots of states.
@@ -26,7 +29,7 @@ class HostStates:
         self._states = states
 
     def last_place(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
-        """Return the last place for which host memory has states and all missing pages.
+        """Return the last position whose states are in host memory, and its missing pages as well.
 
         Args:
             tokens: the prefix cache's keys of the tokens that may come from the cache.
@@ -45,7 +48,7 @@ class HostStates:
         return 0
 
     def load(self, block_table: BlockTable, keys: list[bytes]) -> bool:
-        """Have the pages and the states come back from which a request resumes.
+        """Start copying back the pages and the states from which a request resumes.
 
         Args:
             block_table: has pages for all of the prompt; those behind the shared ones are filled.
@@ -66,7 +69,7 @@ class HostStates:
         return True
 
     def distrust(self, node: RadixNode | None) -> None:
-        """Forget what belongs to the path to a node, because it may be wrong."""
+        """Drop the host copies of a node's path in the prefix tree, because they may be wrong."""
         while node is not None:
             self.slots.forget(node.keys)
             self._pages.forget(node.keys)

@@ -1,16 +1,19 @@
-"""Host memory as the second tier of the prefix cache: it keeps pages that left the device.
+"""Host memory as the second tier of the prefix cache: it holds pages evicted from the device.
 
-Each page has a key: a hash of its tokens, of all tokens before them and of the name space. So pages
-are found without a tree, and pages of earlier weights or of other adapters are never found.
+Each page has a key: a hash of its tokens, of all tokens before them and of the namespace. So pages
+are found without a tree. Pages of earlier weights or of other adapters have other namespaces, so
+they are never found.
 
-A page is copied to host memory when the tree evicts it. The copy stays when the page comes back, so
-another eviction copies nothing. Host pages that were unused for the longest time make room. The
-plan carries all copies in the order of the decisions. On a GPU those that bring pages back run
-beside the steps; a step that needs what they read or write waits for them, by their ticket: the
-number of the plan that had them.
+A page is copied to host memory when the tree evicts it. The copy stays when the page is copied
+back, so its next eviction copies nothing. When host memory is full, the least recently used pages
+are dropped.
 
-With a file tier, pages that arrived in host memory are also written to files (`FileTier`), and come
-back to host memory from there before a request that begins with them is admitted.
+The plan of a step contains the copies that were decided before it. On a GPU, pages are copied back
+while steps run. The copies of one plan have a number, called a ticket. A step that reads or
+overwrites a page waits for the ticket of the copies of this page.
+
+With a file tier, pages that arrive in host memory are also written to files (`FileTier`). Before a
+request that begins with such pages is admitted, they are read from the files into host memory.
 
 Source: the tiers are those of SGLang's HiCache; the keys are those of vLLM's prefix cache.
 """
@@ -64,8 +67,8 @@ class HostTier:
         page_size: tokens per page.
         num_loaded: pages that came back to the device so far.
         files: the files of pages; `None` for none.
-        last_done: returns the ticket of the latest copies that are known to be done; on a CPU the
-            copies of a step are done before the step.
+        last_done: returns the ticket of the latest copies that are known to be done. On a CPU, the
+            copies of a step are always done before the step.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -105,16 +108,16 @@ class HostTier:
             yield before
 
     def find(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return the first of `keys`, as far as their pages are in host memory."""
+        """Return the longest beginning of `keys` whose pages are all in host memory."""
         return list(itertools.takewhile(self._held.__contains__, keys))
 
     def touch(self, keys: list[bytes]) -> None:
-        """Note that consecutive pages are used, so they are the last ones to make room."""
+        """Note that consecutive pages were used, so that they are dropped last."""
         for key in reversed(keys):
             self._held[key] = self._held.pop(key)
 
     def save(self, keys: list[bytes], pages: Pages) -> None:
-        """Copy evicted pages to host memory, unless they are there.
+        """Copy evicted pages to host memory, except those that are there already.
 
         Args:
             keys: keys of consecutive pages of a sequence.
@@ -137,7 +140,7 @@ class HostTier:
             self._unwritten.update(dict.fromkeys(missing))
 
     def _make_room(self, done: int = sys.maxsize, kept: Container[bytes] = ()) -> int:
-        """Return a host page, for which the page unused for the longest time makes room.
+        """Return a free host page, after dropping the least recently used page if necessary.
 
         Args:
             done: the host page is one whose copies are done up to this ticket.
@@ -160,7 +163,7 @@ class HostTier:
         return 0
 
     def fetch(self, keys: list[bytes]) -> Fetch | None:
-        """Start to read pages from files into host memory, as far as files have them.
+        """Start reading pages from files into host memory, up to the first page without a file.
 
         Args:
             keys: keys of consecutive pages of a sequence, which are not on the device.
@@ -188,7 +191,7 @@ class HostTier:
         return fetch if fetch.keys else None
 
     def is_waiting(self, fetch: Fetch | None) -> bool:
-        """Whether a request should wait for the pages that are read for it."""
+        """Whether a request should still wait for pages that are being read from files."""
         return fetch is not None and self.files is not None and self.files.is_waiting(fetch)
 
     @property
@@ -201,7 +204,7 @@ class HostTier:
         return min(self.last_done(), self._ticket)
 
     def move_files(self) -> None:
-        """Take over what was read from files, and start to write what arrived in host memory."""
+        """Finish completed reads from files, and start to write pages that came to host memory."""
         files = self.files
         if files is None:
             return
@@ -224,7 +227,7 @@ class HostTier:
             self.pool.give_back(np.array([moved.host_page], dtype=np.int32))
 
     def stop_files(self) -> None:
-        """Neither find nor write files from now on, because the weights change."""
+        """Stop using files, because the weights change."""
         self._unwritten.clear()
         if self.files is not None and self.files.is_on:
             self.files.is_on = False
@@ -287,10 +290,10 @@ class HostTier:
         return block_table.load_ticket > self.last_done()
 
     def use(self, block_table: BlockTable) -> None:
-        """Have the next step wait for the pages that come back for a request.
+        """Let the next step wait for the pages that are being copied back for a request.
 
-        This is called when the step computes the request, and when the request gives up its pages,
-        so that others may use them.
+        Called in two cases: the step computes the request, or the request releases its pages, which
+        others may then use.
         """
         self._needed = max(self._needed, block_table.load_ticket)
         block_table.load_ticket = 0
@@ -308,9 +311,9 @@ class HostTier:
         return copies
 
     def clear(self) -> None:
-        """Forget all pages in host memory; files stay.
+        """Drop all pages in host memory; files stay.
 
-        Copies that are still to be made change nothing that is found later.
+        Copies that are still in flight do not bring a page back into the table.
         """
         self._held.clear()
         self._unwritten.clear()
@@ -318,7 +321,7 @@ class HostTier:
         self.pool.reset(np.array(busy, dtype=np.int32))
 
     def recover(self) -> None:
-        """After an exception: forget all pages, and have the next step wait for all copies."""
+        """After an exception: drop all pages, and let the next step wait for all copies."""
         self.clear()
         self._needed = self._ticket + bool(self._copies)
 

@@ -1,13 +1,14 @@
 """Manages the pages of the KV cache; the only writer of the page pool and of the prefix tree.
 
-Every page is in exactly one place: free in the pool, cached in the tree, or owned by one request. A
-request's block table begins with pages of the tree, which it shares and locks:
+Every page is in exactly one place: free in the pool, cached in the tree, or owned by one request.
+The first pages of a request's block table may be pages of the tree, which the request shares and
+locks:
 
     block_table.pages:  [ shared with the tree (locked by block_table.node) | owned by the request ]
                           0 ...................................... num_shared ........ num_pages
 
-If every layer has a sliding window, pages that lie behind the window may be freed. Then the request
-no longer shares pages with the tree:
+If every layer has a sliding window, pages that the window has moved past may be freed. The request
+then stops sharing pages with the tree:
 
     block_table.pages:  [ 0, 0, ... 0 | owned by the request ]
                           num_dropped .......... num_pages
@@ -117,7 +118,7 @@ class CacheManager:
         return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def count_found(self, tokens: Tokens, namespace: str) -> int:
-        """Return the length of the longest cached prefix, with what host memory has of it."""
+        """Return the length of the longest cached prefix, including pages in host memory."""
         length = self.match_length(tokens, namespace)
         if self.states is None:
             found = self.tiers.count_pages(tokens, namespace, length // self.page_size)
@@ -208,8 +209,8 @@ class CacheManager:
     ) -> Sequence[int]:
         """Return where a prompt chunk saves snapshots of recurrent states, as token counts.
 
-        Snapshots are saved at ends of pages: where other sequences with the same beginning differ,
-        at the last end of a page in the prompt, and at the last one in the chunk.
+        Snapshots are saved only at ends of pages: where sequences with the same beginning diverge,
+        at the last page end in the prompt, and at the last page end in the chunk.
 
         Args:
             block_table: block table of the request.
@@ -294,7 +295,7 @@ class CacheManager:
         return pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict cached pages until `count` pages are free; if that cannot be, return false."""
+        """Evict cached pages until `count` pages are free; return false if that is impossible."""
         if count > self.num_available_pages:
             return False
         shortage = count - self.pool.num_free
@@ -334,8 +335,8 @@ class CacheManager:
     def drop_behind(self, block_table: BlockTable, first_seen: int) -> int:
         """Free the pages that lie wholly before token `first_seen`, which no later query reads.
 
-        Pages that are shared with the prefix tree are given up together, once all of them lie
-        before that token. Until then no page is freed. The tree keeps them as cached pages.
+        Pages that are shared with the prefix tree are released together, once all of them lie
+        before that token. They stay in the tree as cached pages.
 
         Returns:
             Number of pages that must lie before `first_seen` until another call can free more.
@@ -385,9 +386,9 @@ class CacheManager:
     def distrust(self, block_table: BlockTable, namespace: str) -> None:
         """Free the pages of a block table whose keys and values may be wrong.
 
-        In a model with recurrent states, the earlier chunks of a prompt are in the prefix cache
-        before the last chunk was checked. So this also removes the snapshots of the prompt's path
-        in the tree, and the path's pages that nothing else uses.
+        In a model with recurrent states, the earlier chunks of a prompt enter the prefix cache
+        before the last chunk is checked. So this also removes the snapshots on the prompt's path in
+        the tree, and the pages of the path that nothing else uses.
         """
         node = block_table.node
         if self.tiers.states is not None:

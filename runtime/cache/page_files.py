@@ -2,13 +2,13 @@
 
     FOLDER / identity of the model / key of the page .kv
 
-The identity stands for everything besides tokens that a page's bytes depend on: the weights, the
-data types, the size of a page. A file has a header, then the bytes of the page:
+The identity is a hash of everything, except the tokens, on which a page's bytes depend: the
+weights, the data types, the size of a page. A file has a header, then the bytes of the page:
 
     magic (8 bytes), identity (32), key (16), length of the page (8), hash of the page (32)
 
-A file appears under its name only when it is complete. It is used only if its header and the hash
-of its bytes are right. A file that is not right is ignored, and the log says so.
+A file gets its name only when it is complete. It is used only if its header and the hash of its
+bytes are right; otherwise it is ignored, and the log says so.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PageFiles:
         return self._name(key) in self._sizes
 
     def write(self, key: bytes, page: memoryview) -> bool:
-        """Write the file of a page, unless it is there; remove old files if there is no room.
+        """Write the file of a page, unless it exists; remove the oldest files if there is no room.
 
         Returns:
             Whether the file is there now. If not, the log says why.

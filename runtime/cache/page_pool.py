@@ -25,7 +25,7 @@ class PagePool:
         return self._num_free
 
     def take(self, count: int) -> Pages:
-        """Remove `count` free pages from the pool and return them; there must be so many."""
+        """Remove `count` free pages from the pool and return them; that many must be free."""
         assert 0 <= count <= self._num_free, "the pool has too few free pages"
         end = self._num_free
         self._num_free = end - count

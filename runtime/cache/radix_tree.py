@@ -174,8 +174,8 @@ class RadixTree:
     def common_after(self, node: RadixNode, rest: Tokens) -> CommonPrefix:
         """Return how many of `rest` agree with the cached sequences that continue at `node`.
 
-        If very many cached sequences continue with different pages at some point, these pages are
-        not compared, and the common part ends before them.
+        At most a fixed number of cached pages is compared at one branching point. If more cached
+        sequences continue with different pages there, the common part ends before these pages.
         """
         return self._common(node, rest, most_compared=_MAX_COMPARED)
 
@@ -275,7 +275,7 @@ class RadixTree:
             self._list(node)
 
     def evict(self, num_pages: int, *, to_host: bool = False) -> Pages:
-        """Remove the leaves that were unused for the longest time, and return their pages.
+        """Remove the least recently used leaves, and return their pages.
 
         Leaves are removed until `num_pages` pages are free. Fewer are returned if all other nodes
         are locked. With `to_host` the pages move to the host tier, if there is one.

@@ -17,7 +17,7 @@ NUM_COMPARED = 16
 
 
 class Snapshots:
-    """The snapshots of recurrent states at the ends of tree nodes, the latest used one last.
+    """The snapshots of recurrent states at the ends of tree nodes, ordered by their last use.
 
     A request with a cached prefix resumes from a snapshot. `RadixNode.snapshot` is the slot that
     has the states. A snapshot that a running request still reads is pinned and not evicted.
@@ -80,15 +80,15 @@ class Snapshots:
             node.snapshot = 0
 
     def save(self, node: RadixNode) -> None:
-        """Copy the states of a node's snapshot, if it has one, to host memory, if there is any."""
+        """Copy the states of a node's snapshot to host memory, if both exist."""
         if self.host is not None and node.snapshot:
             self.host.save([node.last_key], np.array([node.snapshot], dtype=np.int32))
 
     def evict(self) -> int | None:
         """Remove a snapshot that is not pinned, and return its slot; `None` if there is none.
 
-        Of the 16 that were unused for the longest time, the one is chosen that saves the fewest
-        tokens: the fewest tokens lie between it and the previous snapshot on its path.
+        Among the 16 least recently used ones, the snapshot is chosen that saves the fewest tokens:
+        those between it and the previous snapshot on its path.
         """
         unpinned = (node for node in self._nodes if not node.num_pins)
         oldest = list(islice(unpinned, NUM_COMPARED))

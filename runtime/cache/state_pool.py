@@ -1,8 +1,8 @@
 """Manages the slots of recurrent states, for running requests and for cached prefixes.
 
 A slot has the states of all recurrent layers after a number of tokens of one sequence. A step reads
-each sequence's states from one slot and writes the new states to another slot. So the states that
-were read remain if the step fails, or if its token is dropped. Several sequences with the same
+each sequence's states from one slot and writes the new states to another slot. So if the step
+fails, or if its token is dropped, the old states still exist. Several sequences with the same
 beginning may read the same snapshot; each writes to a slot of its own.
 
 Every slot is in exactly one place: free, reserved for a running request, or a snapshot in the
@@ -30,9 +30,9 @@ _EMPTY = -1
 class StatePool:
     """The slots of recurrent states, and which slots each running request has.
 
-    A running request is known here by a handle, called a hold: an index of the arrays below. A hold
-    has several places. Each place has a slot, and the number of tokens after which the slot's
-    states were saved. The next step reads the place with the most tokens.
+    A running request has a handle, called a hold: a row index of the arrays below. The columns of a
+    row are places. A place has a slot, and the number of tokens after which the slot's states were
+    saved. The next step reads the place with the most tokens.
 
     Attributes:
         slots: the free slots. Slot 0 has zeros, from which every sequence begins.
@@ -90,7 +90,7 @@ class StatePool:
         return hold
 
     def resume(self, hold: int, num_tokens: int) -> int:
-        """Return a slot, into which the states after `num_tokens` tokens are written for a hold."""
+        """Return a slot that will receive a hold's states after `num_tokens` tokens."""
         place = self._new_place(hold)
         self._ends[hold, place] = num_tokens
         return int(self._slots_of[hold, place])
@@ -108,9 +108,9 @@ class StatePool:
             holds: `[num_seqs]` int64, the hold of each sequence.
             starts: `[num_seqs]` int64, number of tokens before the step.
             lens: `[num_seqs]` int64, number of new tokens.
-            points: for the index of a sequence, the token counts after which a snapshot is wanted.
-                They are ends of pages within the new tokens. If no slot is free for a snapshot, it
-                is omitted.
+            points: for some sequences, by their index, the token counts after which a snapshot is
+                wanted. They are ends of pages within the new tokens. If no slot is free for a
+                snapshot, it is omitted.
         """
         if self._nodes:
             self._return_snapshots(dict(zip(holds.tolist(), starts.tolist(), strict=True)))
@@ -172,7 +172,7 @@ class StatePool:
         return int(self._slots_of[hold, place])
 
     def _may_wait(self, hold: int) -> bool:
-        """Whether a hold may have one more slot for a snapshot that is not in the tree yet."""
+        """Whether a hold may use one more slot for a snapshot that is not in the tree yet."""
         num_pending = int(self._is_pending[hold].sum())
         has_place = num_pending < _NUM_PLACES - SLOTS_PER_HOLD
         return has_place and self._num_claimed < self.num_slots
@@ -186,14 +186,14 @@ class StatePool:
         return slot
 
     def collect(self) -> None:
-        """Make the slots of snapshots free whose nodes were removed from the tree."""
+        """Free the slots of snapshots whose nodes were removed from the tree."""
         freed = self._tree.snapshots.freed
         if freed:
             self.slots.give_back(np.array(freed, dtype=np.int32))
             freed.clear()
 
     def share(self, hold: int, tokens: Tokens, namespace: str, *, is_over: bool = False) -> None:
-        """Put the states that a hold has saved for snapshots into the prefix tree.
+        """Put the states that a hold has saved as snapshots into the prefix tree.
 
         Args:
             hold: handle of the running request; it stays valid.
@@ -256,7 +256,7 @@ class StatePool:
         )
 
     def recover(self, holds: list[int]) -> None:
-        """Free every hold that is not in `holds`, and all slots that belong to nothing."""
+        """Free all holds except those in `holds`, and all slots that then belong to nothing."""
         lost = set(range(self._max_holds)).difference(holds)
         for key in [key for key in self._nodes if key[0] in lost]:
             del self._nodes[key]

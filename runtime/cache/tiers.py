@@ -12,7 +12,7 @@ from runtime.cache.radix_tree import RadixTree, Tokens
 
 
 class Tiers:
-    """What requests find below the device, and how it comes back.
+    """Finds pages and states of requests in host memory and files, and has them copied back.
 
     Attributes:
         pages: pages in host memory; `None` if there is only the device.
@@ -34,7 +34,7 @@ class Tiers:
     # ---- finding and loading ----
 
     def count_pages(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
-        """Return the length of the longest prefix, in pages, whose rest is in host memory.
+        """Return the length of the longest prefix, in pages, if pages in host memory count too.
 
         The first `num_pages` pages are on the device, and the model has no recurrent states.
         """
@@ -48,13 +48,13 @@ class Tiers:
         return 0 if self.states is None else self.states.last_place(tokens, namespace, num_pages)
 
     def find(self, block_table: BlockTable, prefix: Tokens, *, is_recurrent: bool) -> list[bytes]:
-        """Return the keys of the pages that come back for a request, behind its shared pages.
+        """Return the keys of the pages that are copied back for a request, after its shared pages.
 
         Args:
             block_table: the request's block table with its shared pages.
             prefix: keys of the tokens that may come from the cache, and one more.
-            is_recurrent: whether the model has recurrent states. Then pages come back only up to
-                `BlockTable.resume_pages`.
+            is_recurrent: whether the model has recurrent states. Then pages are copied back only up
+                to `BlockTable.resume_pages`.
         """
         if self.pages is None or block_table.node is None:
             return []
@@ -66,7 +66,7 @@ class Tiers:
         return keys
 
     def load(self, block_table: BlockTable, keys: list[bytes]) -> int | None:
-        """Have pages, and the states behind them, come back for a request.
+        """Start copying back pages, and the recurrent states after them, for a request.
 
         Args:
             block_table: has the shared pages, and pages of its own for what comes back.
@@ -81,14 +81,14 @@ class Tiers:
         return 0 if self.pages is None or not keys else self.pages.load(block_table, keys)
 
     def is_loading(self, block_table: BlockTable) -> bool:
-        """Whether a step with the request would wait for what comes back from host memory."""
+        """Whether a step with the request would have to wait for copies from host memory."""
         states = self.states
         if states is not None and block_table.state_ticket > states.slots.last_done():
             return True
         return self.pages is not None and self.pages.is_loading(block_table)
 
     def use(self, block_table: BlockTable) -> None:
-        """Have the next step wait for what comes back for a request; see `HostTier.use`."""
+        """Let the next step wait for a request's copies from host memory; see `HostTier.use`."""
         if self.pages is not None:
             self.pages.use(block_table)
         if self.states is not None:
@@ -98,9 +98,10 @@ class Tiers:
     # ---- files ----
 
     def fetch(self, prefix: Tokens, namespace: str) -> Fetch | None:
-        """Start to read what files have of a waiting request's prompt; see `HostTier.fetch`.
+        """Start reading pages of a waiting request's prompt from files; see `HostTier.fetch`.
 
-        `prefix` has the keys of the tokens that may come from the cache, and one more.
+        `prefix` has the keys of the tokens that may come from the cache, and the key of one more
+        token.
         """
         if self.pages is None or self.pages.files is None:
             return None
@@ -109,7 +110,7 @@ class Tiers:
         return self.pages.fetch(list(self.pages.keys(known, root_key(namespace)))[num_pages:])
 
     def is_waiting(self, fetch: Fetch | None) -> bool:
-        """Whether a request should wait for the pages that are read for it."""
+        """Whether a request should still wait for pages that are being read from files."""
         return self.pages is not None and self.pages.is_waiting(fetch)
 
     @property
@@ -118,7 +119,7 @@ class Tiers:
         return self.pages is not None and self.pages.is_reading_files
 
     def move_files(self) -> None:
-        """Go on with copies between host memory and files, if there are files."""
+        """Continue the copies between host memory and files, if there are files."""
         if self.pages is not None:
             self.pages.move_files()
 
@@ -130,12 +131,12 @@ class Tiers:
     # ---- all of it ----
 
     def clear(self) -> None:
-        """Forget everything in host memory; see `HostTier.clear`."""
+        """Drop everything in host memory; see `HostTier.clear`."""
         for tier in self._all():
             tier.clear()
 
     def recover(self) -> None:
-        """After an exception: forget everything in host memory, and wait for all copies."""
+        """Drop everything in host memory after an exception; the next step waits for all copies."""
         for tier in self._all():
             tier.recover()
 

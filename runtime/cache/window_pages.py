@@ -1,9 +1,10 @@
 """Manages the pages of sliding-window layers, if full-attention layers have pages of their own.
 
-Sliding-window layers then have a smaller pool of pages. A page of this pool, a window page, has the
-keys and values of the same tokens as a page of the other layers, a full page. `page_of` maps full
-pages to window pages. So block tables and the prefix tree have full pages only. A request can
-resume after a cached prefix if all pages within the window before that point have window pages.
+Sliding-window layers then have a smaller pool of their own. A page of the other layers is called a
+full page. A page of the smaller pool, a window page, has the keys and values of the same tokens as
+one full page. `page_of` maps full pages to window pages. So block tables and the prefix tree
+contain only full pages. A request can resume after a cached prefix if all full pages within the
+window before that point have window pages.
 
 A running request uses the window pages within its current window. Other window pages are cached:
 each stays with its full page until there are too few window pages.
@@ -28,7 +29,7 @@ def pages_of_request(window: int, page_size: int) -> int:
 
 
 class WindowPages:
-    """Assigns window pages to full pages, and takes back those behind the windows.
+    """Assigns window pages to full pages, and frees those that the windows have moved past.
 
     Attributes:
         pool: the free window pages.
@@ -66,12 +67,15 @@ class WindowPages:
 
     @property
     def admits(self) -> bool:
-        """Whether another request would find window pages in every step, whatever the others do."""
+        """Whether one more request would find enough window pages in every step.
+
+        It must do so whatever the other requests do.
+        """
         needed = (self._num_holds + 1) * self._per_request + self._of_step
         return needed <= self.pool.num_pages
 
     def count_resumable(self, pages: Pages) -> int:
-        """Return the largest number of first pages after which a request can resume.
+        """Return after how many of the given pages a request can resume, the largest such number.
 
         `pages` are the full pages of a cached prefix, in order.
         """
@@ -84,7 +88,7 @@ class WindowPages:
         return int(found[-1]) + 1 if len(found) else 0
 
     def _first_seen(self, num_tokens: Int64Array) -> Int64Array:
-        """Return the index of the first page that a query after `num_tokens` tokens sees."""
+        """Return the index of the first page that a query at position `num_tokens` attends to."""
         first: Int64Array = np.maximum(num_tokens - self._window + 1, 0) // self._page_size
         return first
 
@@ -111,7 +115,7 @@ class WindowPages:
     def advance(self, block_table: BlockTable, start: int, end: int) -> int:
         """Assign window pages to the tokens of a step.
 
-        Pages of earlier tokens that no query sees any more become unused.
+        Pages of earlier tokens to which no query attends any more become unused.
 
         Args:
             block_table: block table that has full pages for these tokens.
@@ -131,7 +135,7 @@ class WindowPages:
         return block_table.window_end * self._page_size
 
     def leave_chunks(self) -> None:
-        """Release window pages that the requests of the latest step's prompt chunks no longer see.
+        """Release window pages that only the prompt chunks of the latest step needed.
 
         Call this before each step.
         """
@@ -163,7 +167,7 @@ class WindowPages:
         self._changed.append(pages)
 
     def _leave(self, block_table: BlockTable, num_computed: int) -> None:
-        """Release the window pages that no query after `num_computed` tokens sees."""
+        """Release the window pages that no query after `num_computed` tokens reads."""
         begin = block_table.window_first
         first = self._first_of(num_computed)
         if first <= begin:

@@ -1,7 +1,7 @@
-"""Keeps the LoRA adapters of one rank: all loaded ones in host memory, some in device slots.
+"""Holds the LoRA adapters of one rank: all loaded ones in host memory, some in device slots too.
 
-A slot holds one adapter. On a GPU a slot is contiguous memory, ordered by the adapter's rank
-dimension, so that an adapter is copied with a single copy of as many rows as its rank. The copy
+A slot holds one adapter. On a GPU a slot is one block of memory, whose rows are the adapter's rank
+dimension. So one copy of as many rows as the adapter's rank transfers the whole adapter. The copy
 runs on a stream of its own while steps run; the first step that uses the slot waits for it. On a
 CPU each linear layer has its own contiguous part of the slot.
 """
@@ -177,7 +177,7 @@ class AdapterPool:
         """Start copies into slots; let the coming step wait for the copies that it needs.
 
         Args:
-            copies: the copies of the step's plan. An adapter that is in its slot already is not
+            copies: the copies of the step's plan. An adapter that is already in its slot is not
                 copied again.
             used: int32, the adapter slot of each row of the step; -1 for a row without an adapter.
         """

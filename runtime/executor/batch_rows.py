@@ -1,8 +1,8 @@
 """The executor's state of the running batch: one row per request, written only when it changes.
 
 The device holds the data that steps read and write: next input tokens, block tables, generated
-tokens. The host holds the sampling parameters, and the data by which it decides, for example which
-rows are greedy. One extra row stands for the padding of a CUDA graph's batch.
+tokens. The host holds the sampling parameters, and data for its own decisions, such as which rows
+are greedy. One extra row represents the padding of a CUDA graph's batch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class BatchRows:
         page_table: `[max_rows + 1, max_pages]` int32 on the device: the block table of each row.
         last_token: `[max_rows + 1]` int64 on the device: the token that each row reads in its next
             decode step.
-        latest_input: `[max_rows + 1]` int64 on the device: the tokens that the latest step read
-            from `last_token`. A step overwrites `last_token` with its results, so a step that is
-            retried needs this copy.
+        latest_input: `[max_rows + 1]` int64 on the device: a copy of what the latest step read from
+            `last_token`. A step overwrites `last_token` with its results; a step that is retried
+            restores it from this copy.
         num_changes: how often a row joined, or got pages for another reason than decoding.
         has_inputs: whether the step being launched has read its input tokens.
         params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency
@@ -147,7 +147,7 @@ class BatchRows:
         return tokens
 
     def set_inputs(self, rows: Int64Array, token_ids: Int32Array) -> None:
-        """Set the next input tokens of rows whose tokens another rank has sampled.
+        """Set the next input tokens of rows whose last token was sampled on another rank.
 
         Args:
             rows: `[n]` int64, indices of the rows.
@@ -289,7 +289,7 @@ class BatchRows:
         return entries, self.page_table_host.reshape(-1)[entries]
 
     def forget_unsent(self) -> None:
-        """Note that all entries were sent, or are sent with the step being launched."""
+        """Mark all entries as sent: they were sent, or are part of the step being launched."""
         self._unsent.clear()
 
     @torch.inference_mode()

@@ -179,8 +179,8 @@ def build_attention(config: WorkerConfig, backend: str, device_type: str) -> Att
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
     """Return the memory budget that remains after the vectors of images.
 
-    Two kinds of image vectors take memory: those that are kept (at least those of one large image),
-    and a copy of those that one step reads.
+    Two kinds of image vectors take memory: those that stay in memory (at least those of one large
+    image), and a copy of those that one step reads.
     """
     if spec.vision is None:
         return budget
@@ -327,8 +327,8 @@ def _warm_up(
 def _compile_ahead(parts: _Parts) -> None:
     """Compile kernels on several threads, before steps need them one after the other.
 
-    If this fails, they are compiled one after the other. Several ranks do so, too: their steps
-    would have to wait for each other.
+    If this fails, they are compiled one after the other. With several ranks this is always so,
+    because their steps wait for each other.
     """
     if parts.group is not None or not parts.attention.is_graph_safe:
         return
@@ -366,7 +366,7 @@ def _steps_to_compile(config: WorkerConfig) -> list[Prompts]:
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
-    """Return the limits of the largest step: all requests decode beside a full prompt budget."""
+    """Return the limits of the largest step: all requests decode, prompts use the full budget."""
     budget = chunk_tokens(config) or config.context_len * config.max_running_requests
     return StepLimits(
         max_seqs=config.max_running_requests + 1,

@@ -22,10 +22,10 @@ from runtime.step.step_plan import Int32Array, Int64Array, StateMoves, StepPlan
 
 
 def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> Int32Array:
-    """Return `[num_tokens]` int32: for each token of a step, the number of keys that it sees.
+    """Return `[num_tokens]` int32: for each token of a step, the number of keys that it attends to.
 
-    A text token sees the keys up to its own. An image token sees all keys of its image, because
-    attention within such images is bidirectional.
+    A text token attends to the keys up to its own. An image token attends to all keys of its image,
+    because attention within such images is bidirectional.
 
     Args:
         plan: the step's plan. If it has tokens of an image, it has all remaining ones of the image.

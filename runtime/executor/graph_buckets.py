@@ -78,7 +78,7 @@ class Bucket(NamedTuple):
 
 
 def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
-    """Return the token counts of buckets for steps that compute for less time than they launch.
+    """Return the token counts of buckets for steps that take longer to launch than to compute.
 
     Args:
         num_parameters: number of model parameters on this rank.

@@ -19,10 +19,10 @@ class Graph(Protocol):
 class GraphPool:
     """The resources that all graphs of one runner share: a memory pool and a stream.
 
-    cuBLAS allocates a workspace for each stream, 32 MiB on a Hopper GPU, which is not in the pool.
-    As all graphs are captured on one stream, they share this workspace. Runners do not share the
-    stream, because newer versions of torch free the workspace when a graph that was captured on the
-    stream is destroyed.
+    cuBLAS allocates a workspace for each stream, 32 MiB on a Hopper GPU, outside of the pool. All
+    graphs of a runner are captured on one stream, so they share this workspace. Different runners
+    use different streams, because newer versions of torch free a stream's workspace when a graph
+    that was captured on it is destroyed.
     """
 
     def __init__(self) -> None:

@@ -58,8 +58,8 @@ class HostBuffers:
 def host_buffers(device: torch.device, size: int) -> Tensor:
     """Return `[NUM_BUFFERS, at least size]` int64 zeros in host memory that `device` can read.
 
-    For a GPU the memory is pinned. Each buffer fills whole cache lines, so that the device and the
-    host never write to the same cache line. This also gives the alignment that kernels need.
+    For a GPU the memory is pinned. Each buffer fills whole cache lines, so the device and the host
+    never write to the same cache line. This also gives the alignment that kernels need.
     """
     width = -(-size // _BUFFER_GRAIN) * _BUFFER_GRAIN
     return torch.zeros(NUM_BUFFERS, width, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -110,9 +110,9 @@ class GraphRunner:
         """Capture the graphs; `progress` receives the fraction done.
 
         With one rank, graphs of decode batches above `FIRST_BATCHES` are not captured here but at
-        their first use. With tensor parallelism all graphs are captured here, because later a rank
-        could not tell the others that its memory is too small. If a capture fails, no graph is
-        kept.
+        their first use. With tensor parallelism all graphs are captured here, because a rank cannot
+        tell the others later that its memory is too small. If a capture fails, all graphs are
+        dropped.
         """
         started, free_before = time.perf_counter(), self._free_bytes()
         self._pool.renew()
@@ -159,7 +159,10 @@ class GraphRunner:
         self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
 
     def request_kernels(self) -> None:
-        """Do the work of all graphs once, within `compiling_ahead`; capture nothing."""
+        """Run the work of all graphs once within `compiling_ahead`, to request kernels.
+
+        Capture nothing.
+        """
         self._allocate_logits()
         for bucket in [*self._first(), *list(self._sharing.values())[-1:]]:
             self._work(bucket)

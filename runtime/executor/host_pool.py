@@ -1,4 +1,4 @@
-"""One rank's host memory for pages that left the device, and the copies to it and back."""
+"""One rank's host memory for evicted pages, and the copies between it and the device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MOST_OF_FREE = 0.9
 
 
 class HostPool:
-    """Pages in host memory, and the stream on which a GPU copies them beside the steps.
+    """Pages in host memory, and the stream on which a GPU copies them while steps run.
 
-    It may also have slots of recurrent states. They are called pages here.
+    A pool may hold slots of recurrent states instead; they are called pages here too.
     """
 
     def __init__(
@@ -121,7 +121,10 @@ class HostPool:
 
 
 class HostPools(NamedTuple):
-    """A rank's pages and slots of recurrent states in host memory; `None` for those it lacks."""
+    """A rank's host memory for pages and for recurrent states.
+
+    `None` for a kind it does not have.
+    """
 
     pages: HostPool | None = None
     states: HostPool | None = None
@@ -130,7 +133,7 @@ class HostPools(NamedTuple):
 def host_pools(
     config: WorkerConfig, size: PoolSize, kv: list[KVCache], device: torch.device
 ) -> HostPools:
-    """Allocate host memory for pages and for recurrent states, if the options ask for it.
+    """Allocate host memory for pages and recurrent states, if the options enable it.
 
     Raises:
         StartupError: it does not fit; the message is one line.

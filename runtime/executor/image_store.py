@@ -75,7 +75,7 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """Return the blank image that fills a pack of `num_tokens` up to the next size, if any."""
+        """Return a blank image that pads a pack of `num_tokens` up to the next size, if needed."""
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 
@@ -116,7 +116,7 @@ class ImageStore:
     def pack_sizes(self) -> list[int]:
         """Return the sizes to which packs are rounded up, in vectors.
 
-        A single larger image is not rounded up.
+        A pack that is a single larger image is not rounded up.
         """
         most = self._most_padded
         return sorted({self._padded_size(each) for each in (*range(1, most, _FINE_STEP), most)})

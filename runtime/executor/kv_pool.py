@@ -59,9 +59,9 @@ def pool_bytes_per_token(
 def allocate_kv(size: PoolSize, spec: ModelSpec, context: BuildContext) -> list[KVCache]:
     """Allocate the KV cache: pages for attention layers, slots for recurrent layers; all zeros.
 
-    One more page is allocated than `size` says: page 0, for padding. Two more slots are allocated:
-    slot 0, which stays zeros, and the last slot, for padding. A layer of latent attention (MLA) has
-    one tensor that serves as keys and values.
+    Besides the pages in `size`, page 0 is allocated, for padding. Besides the slots, two more are
+    allocated: slot 0, which stays zeros, and the last slot, for padding. A layer of latent
+    attention (MLA) has one tensor that serves as keys and values.
 
     Args:
         size: size of the pool.
@@ -125,8 +125,8 @@ def _slots(state: LayerState, num_slots: int, context: BuildContext) -> tuple[Te
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros; on a CPU in a memory map, which takes memory only where it is written.
 
-    `torch.zeros` would write all pages of the memory. Then a pool of 10 GiB took 10 GiB at once,
-    and most of the start-up's time.
+    `torch.zeros` would write all of the memory: a pool of 10 GiB would take 10 GiB at once, and
+    most of the start-up's time.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size_bytes:

@@ -127,8 +127,8 @@ def cpu_budget(
     """Return the memory budget of the KV pool on a CPU.
 
     Args:
-        fraction: share of the memory for weights and pool together; `None` for the default, which
-            is a share of the memory that the weights leave.
+        fraction: share of the memory for weights and pool together; `None` for the default, a share
+            of the memory that is left after the weights.
         weight_bytes: memory of this rank's weights.
         num_ranks: number of processes that share the memory evenly.
         unloaded_bytes: the part of `weight_bytes` that is not allocated yet, for a forecast.

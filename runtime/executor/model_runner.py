@@ -57,7 +57,7 @@ class Computed:
     Attributes:
         token_ids: `[num_samples]` int64 on the device; `None` if no token is sampled.
         host_tokens: int64 tokens in host memory, which replace `token_ids` if set. They are valid
-            when the device has run the step.
+            once the device has run the step.
         sample_indices: `[num_samples]`, indices in `host_tokens` of the step's samples; `None` if
             every token is a sample.
         outputs: extra outputs, such as log-probabilities, about the new tokens.
@@ -74,8 +74,8 @@ class Computed:
 class PendingStep:
     """A launched step whose tokens may not be on the host yet.
 
-    On a GPU, `wait` blocks even if the step samples nothing. This limits the steps in flight:
-    graphs read their inputs from a few host buffers, which are used in turn.
+    On a GPU, `wait` blocks even if the step samples nothing. This limits the steps in flight,
+    because graphs read their inputs from a few host buffers, which are reused in turn.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class StepRunner(ABC):
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
         """Create a runner for the rows of the running batch.
 
-        If several ranks compute each step (not `is_alone`), a failed step is not retried, because
-        the ranks would no longer agree on their state.
+        If several ranks compute each step (`is_alone` is false), a failed step is not retried,
+        because the ranks' states might then differ.
         """
         self._rows = rows
         self._is_alone = is_alone
@@ -328,7 +328,7 @@ class ModelRunner(StepRunner):
             rows: the rows of the running batch.
             page_size: number of tokens per page.
             share: replaces the sampled tokens by those of one rank, if several ranks compute each
-                step. Then a failed step is not retried, because the ranks would no longer agree.
+                step. A failed step is then not retried, because the ranks' states might differ.
             sees_alone: whether the image tower computes each image separately, so that the result
                 does not depend on other images.
             adapters: LoRA adapters; `None` if the server takes none.

@@ -91,7 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def step_failure(error: BaseException) -> str:
-    """Return the text for clients about an error in a step, without the error's own message."""
+    """Return a text for clients about an error in a step, without the error's own message."""
     return (
         STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
     )

@@ -2,7 +2,7 @@
 
 The prefix cache gives requests with a common beginning, such as a system prompt, the same pages.
 Attention can read the keys in such pages once for all these sequences. This needs one more kernel
-launch per layer, so it is done only where it saves time.
+launch per layer, so it is done only if it saves time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _MIN_SAVED = 160_000
 
 
 class PrefixGroups:
-    """The groups of a batch for which shared reads pay; a changed batch is searched again."""
+    """Finds the groups of a batch for which shared reads save time.
+
+    A batch is searched again when its rows change.
+    """
 
     def __init__(
         self, rows: BatchRows, page_size: int, num_kv_heads: int, attention: SharesPrefixes
@@ -57,12 +60,12 @@ class PrefixGroups:
         self._batch: tuple[int, bytes] | None = None
 
     def find(self, batch: Int64Array, seq_lens: Int64Array) -> bool:
-        """Search a batch for groups; return whether shared reads pay.
+        """Search a batch for groups; return whether shared reads save time.
 
         Args:
             batch: `[num_seqs]` int64, the batch rows that decode.
-            seq_lens: `[num_seqs]` int64, number of keys of each row, with the newest one. The
-                lengths only grow while the batch stays the same, so groups remain valid.
+            seq_lens: `[num_seqs]` int64, number of keys of each row, including the newest one.
+                While the batch stays the same, lengths only grow, so its groups stay valid.
         """
         if len(batch) < MIN_BATCH:
             return False
@@ -75,7 +78,7 @@ class PrefixGroups:
         return bool(self._groups)
 
     def send(self) -> None:
-        """Pass the groups of the batch that `find` has searched last to attention."""
+        """Pass the groups that the last `find` found to attention."""
         if self._sent is not self._groups:
             self._attention.put_prefixes(self._groups)
             self._sent = self._groups
@@ -92,9 +95,9 @@ def find_groups(
     """Return groups of at least 4 sequences that share the pages of at least 256 first tokens.
 
     The prefix cache shares pages from the first one on. So if two block tables have the same page
-    at the same index, their sequences begin with the same tokens up to there. A long prefix of few
-    sequences and a shorter prefix of many sequences may exclude each other. The group that saves
-    most is chosen first.
+    at the same index, their sequences begin with the same tokens up to there. A row can be in one
+    group only, either with few rows and a long prefix or with many rows and a shorter one. The
+    groups that save the most reads are chosen first.
 
     Args:
         page_table: `[num_rows, max_pages]` int32, block tables.

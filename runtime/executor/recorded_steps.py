@@ -1,9 +1,9 @@
-"""Decode steps on a CPU that are recorded once and then repeated without the model's Python code.
+"""Records decode steps on a CPU, and repeats them without the model's Python code.
 
-A recorded step reads its inputs from tensors whose memory stays the same. Each number of sequences
-has a recording of its own, and another one for steps with adapters. A recording is used after its
-first repetition gave the same bits as the model's own code. Layers that branch on the values of
-tensors therefore run as before.
+A recorded step reads its inputs from tensors whose addresses stay the same. Each number of
+sequences has its own recording, and another one for steps with adapters. A recording is used only
+if its first repetition gives the same bits as the model's own code. So layers that branch on the
+values of tensors run without a recording.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Recorded:
 
 
 class RecordedSteps:
-    """Computes the layers of steps, and those of small decode steps by recordings.
+    """Computes the layers of steps; small decode steps are computed by repeating recordings.
 
     Attributes:
         num_repeats: number of steps that were repeated from a recording.
@@ -74,7 +74,7 @@ class RecordedSteps:
         self._recorded.clear()
 
     def can_repeat(self, plan: StepPlan, batch: ForwardBatch) -> bool:
-        """Whether a step only decodes one token per sequence, in the plainest way."""
+        """Whether a recording can compute a step: each sequence decodes one token, nothing else."""
         special = batch.states, batch.images, batch.rope_axes, batch.embed_indices
         return (
             self._is_on
@@ -153,7 +153,7 @@ def _slots_of(batch: ForwardBatch) -> Tensor | None:
 
 
 def _copy_inputs(source: ForwardBatch, to: ForwardBatch) -> None:
-    """Copy what differs between decode steps of as many sequences."""
+    """Copy the inputs that differ between decode steps with the same number of sequences."""
     to.input_ids.copy_(source.input_ids)
     to.positions.copy_(source.positions)
     to.slots.copy_(source.slots)

@@ -97,10 +97,7 @@ class Sampler:
         return Sampled(token_ids, found)
 
     def is_plain(self, rows: Int64Array) -> bool:
-        """Whether each row takes the token with the largest logit, and nothing else needs logits.
-
-        Then the logits are neither edited nor read by extra outputs.
-        """
+        """Whether each row takes the token with the largest logit, and nothing else uses logits."""
         state = self._rows
         edited = state.edits_logits[rows] | state.has_grammar[rows]
         edited |= state.extras.reads_logits[rows]

@@ -1,7 +1,7 @@
 """Maps the pages of full-attention layers to the pages of sliding-window layers, on one rank.
 
-If sliding-window layers have pages of their own, the scheduler's block tables name pages of the
-other layers. This map gives the window page of each of them.
+If sliding-window layers have pages of their own, the scheduler's block tables contain the pages of
+the other layers. This map gives the window page that belongs to each of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Device memory for adapters is divided into slots, each of which holds one adapter. A slot is in use
 while requests run with its adapter. An unused slot keeps its adapter until another adapter needs
-the slot. By default the slot that was unused for the longest time is overwritten first.
+the slot. By default the least recently used slot is overwritten first.
 
 The plan of a step lists the adapters to copy into slots. Adapters of waiting requests are copied
 before these requests are admitted, so that the copy does not delay the requests' first step.
@@ -29,7 +29,7 @@ AHEAD = 16
 
 
 class AdapterPlaces:
-    """Tracks the adapter in each device slot, and the adapters in host memory of every rank."""
+    """Tracks which adapter is in each device slot, and which adapters are in host memory."""
 
     def __init__(
         self, num_slots: int, evicts_oldest: bool = False, patience_s: float = PATIENCE_S
@@ -39,7 +39,7 @@ class AdapterPlaces:
         Args:
             num_slots: number of adapters that fit on the device; 0 if the server takes no adapters.
             evicts_oldest: overwrite the adapter that was copied to the device first, instead of the
-                adapter that was unused for the longest time.
+                least recently used one.
             patience_s: how long later requests may overtake a request that finds no slot, seconds.
         """
         self._patience_s = patience_s
@@ -138,7 +138,7 @@ class AdapterPlaces:
         request.adapter_slot = slot
 
     def leave(self, request: Request) -> None:
-        """Release the slot of a request that has ended or was put back into the queue."""
+        """Release the adapter's slot when its request has ended or was put back into the queue."""
         slot, request.adapter_slot = request.adapter_slot, -1
         if slot >= 0:
             self._num_running[slot] -= 1
@@ -146,12 +146,12 @@ class AdapterPlaces:
                 self._used_at[slot] = next(self._clock)
 
     def distrust(self) -> None:
-        """Treat all slots as empty, because copies may have failed; no request may be running."""
+        """Treat all slots as empty, because copies may have failed. No request may be running."""
         self._held = [0] * self.num_slots
         self._copies.clear()
 
     def bring_ahead(self, waiting: WaitingQueue) -> None:
-        """Schedule copies of the first waiting requests' adapters into slots not in use."""
+        """Schedule copies of adapters of the first waiting requests into unused slots."""
         blocked = self._blocked
         if blocked is not None and all(each.request_id != blocked[0] for each in waiting):
             self._blocked = None
@@ -177,7 +177,8 @@ class AdapterPlaces:
     def _free_slot(self, but: Collection[int] = ()) -> int | None:
         """Return the slot to overwrite first, or `None`.
 
-        Slots that are in use, or that hold a pinned adapter or an adapter of `but`, do not count.
+        Three kinds of slots are excluded: slots in use, slots with a pinned adapter, and slots with
+        an adapter in `but`.
         """
         free = [
             slot

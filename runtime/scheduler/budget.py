@@ -26,11 +26,11 @@ class TokenBudget:
 
     Attributes:
         alone: the limit while no sequence decodes; `None` computes every prompt whole.
-        beside_streams: the limit while sequences decode; `None` for no limit. A small limit keeps
-            streams from pausing for long. It also spreads the first tokens of a burst of requests
-            over time. Measured on an H200 with an 8B model and 64 requests at a time: with 4096
-            tokens the median first token comes after 285 ms, and each next token after 7.9 ms. With
-            8192 tokens these times are 463 ms and 7.25 ms.
+        beside_streams: the limit in a step in which sequences also decode; `None` for no limit. A
+            small limit keeps streams from pausing for long, and if many requests arrive together,
+            their first tokens come one after the other. Measured on an H200 with an 8B model and 64
+            requests at a time: with 4096 tokens the median first token comes after 285 ms, and each
+            next token after 7.9 ms. With 8192 tokens these times are 463 ms and 7.25 ms.
         shared_grain: if whole prompts of a step begin with the same tokens, this beginning is
             computed once, rounded down to a multiple of this many tokens. 0 if each prompt computes
             all of its tokens.
@@ -46,7 +46,8 @@ class TokenBudget:
     def of_step(self, num_decodes: int, images: ImageCache | None) -> StepBudget:
         """Return the budget of a step in which `num_decodes` sequences decode.
 
-        `images` has the images whose vectors are kept; `None` if the model takes no images.
+        `images` knows which images' vectors are in device memory; it is `None` if the model takes
+        no images.
         """
         bound = self.beside_streams if num_decodes else self.alone
         num_tokens = 1 << 60 if bound is None else bound
@@ -76,8 +77,8 @@ class StepBudget:
             num_tokens: number of prompt tokens and image tokens that the step may compute.
             tower: the part of the budget that the image tower may use.
             costs: counts the tokens of whole prompts; `None` if prompts may be split into chunks.
-            image_tokens: most tokens of a step in a model that must compute an image's tokens in
-                one step; `None` if an image may be split over steps.
+            image_tokens: the most tokens of a step, if the model must compute all tokens of an
+                image in one step; `None` if an image may be split over steps.
         """
         self._left = num_tokens
         self._tower = tower
@@ -87,7 +88,7 @@ class StepBudget:
 
     @property
     def images_ahead(self) -> list[PreparedImage]:
-        """Images that the tower computes in this step and that a later step reads."""
+        """Images that the tower computes in this step for a chunk of a later step."""
         return self._tower.ahead
 
     @property
@@ -98,7 +99,8 @@ class StepBudget:
     def admits(self, request: Request) -> bool:
         """Whether the prompt of a waiting request may begin in this step.
 
-        If prompts are not split, the whole prompt must fit, or be the first of the step.
+        If prompts are not split, the whole prompt must fit into the budget. The first prompt of a
+        step is always admitted.
         """
         if self._costs is None or not self._num_taken:
             return True
@@ -134,7 +136,7 @@ def _step_tokens(images: ImageCache | None) -> int | None:
 
 
 class TextCosts:
-    """Counts the tokens that whole prompts cost in a step; a common beginning counts once."""
+    """Counts the tokens of whole prompts that a step computes; a common beginning counts once."""
 
     def __init__(self, grain: int) -> None:
         """Start without prompts; `grain` is `TextEncoder.shared_grain` of the model."""

@@ -29,9 +29,9 @@ class Chunk:
         is_last: whether no known token of the request remains after this chunk.
         samples: whether an output token is sampled after this chunk.
         tokens: the chunk's token ids, `[length]` int32.
-        spans: positions of the chunk for which an extra output, such as log-probabilities, is
-            wanted. Each entry has the report, the first position relative to `start`, and the token
-            that follows each position.
+        spans: positions of the chunk for which an extra output, such as log-probabilities, was
+            requested. Each entry has the request's report, the first position relative to `start`,
+            and the token that follows each position.
         embeds: float32 bytes, embeddings that the model reads instead of the first `num_embeds`
             tokens.
     """
@@ -48,7 +48,7 @@ class Chunk:
 
 
 def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, PromptReport]]:
-    """Add to a plan which prompt positions have embeddings, and which need extra outputs.
+    """Add to a plan which prompt positions have embeddings, and which have extra outputs.
 
     Returns:
         For each entry of `plan.report_spans`, its request and its report.
@@ -68,7 +68,7 @@ def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, Prompt
 def advance_windows(
     windows: WindowPages | None, table: RequestTable, decode_rows: Int64Array, chunks: list[Chunk]
 ) -> WindowUpdate | None:
-    """Give the tokens of a step window pages; return `StepPlan.windows`."""
+    """Assign window pages to the tokens of a step; return `StepPlan.windows`."""
     if windows is None:
         return None
     windows.leave_chunks()
@@ -85,7 +85,7 @@ def advance_windows(
 def host_copies(
     cache: CacheManager, chunks: list[Chunk]
 ) -> tuple[HostCopies | None, HostCopies | None]:
-    """Have the step wait for what comes back from host memory for its requests.
+    """Return the copies between device and host memory that the next step makes or waits for.
 
     Returns:
         `StepPlan.host` and `StepPlan.host_states`.

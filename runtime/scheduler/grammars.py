@@ -281,7 +281,10 @@ class Grammars:
 
     @staticmethod
     def _begins_answer(state: GrammarState, token_id: int) -> bool:
-        """Return whether `token_id` begins the answer; if so, the grammar accepts the token."""
+        """Return whether `token_id` begins the answer after the thoughts.
+
+        If so, the grammar accepts it.
+        """
         thinking, matcher = state.thinking, state.matcher
         if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):
             return False

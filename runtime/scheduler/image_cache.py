@@ -87,7 +87,7 @@ class ImageCache:
         return digest not in self._failed_ahead
 
     def count_read(self, digest: bytes) -> None:
-        """Note that a prompt begins to read an image's vectors.
+        """Count that a prompt begins to read an image's vectors.
 
         This counts as a hit, unless the image was computed for this prompt.
         """
@@ -97,7 +97,7 @@ class ImageCache:
     def plan(
         self, touched: Sequence[PreparedImage], ahead: Sequence[PreparedImage] = ()
     ) -> tuple[list[bytes], list[PreparedImage]]:
-        """Decide which images a step drops and which it computes, and record both as done.
+        """Decide which images a step drops and which it computes; record both as done already.
 
         Args:
             touched: images that the step needs, perhaps repeated. None of them is dropped: a prompt

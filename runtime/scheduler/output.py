@@ -143,8 +143,8 @@ class OutputProcessor:
         """Store the parts of the scheduler.
 
         `requests` has every live request by id; requests that end are removed from it. With
-        `jump_ahead`, tokens to which a grammar leaves no alternative are not sampled but appended
-        at once.
+        `jump_ahead`, if a grammar allows only one next token, the token is appended without being
+        sampled.
         """
         self._table = table
         self._planner = planner
@@ -270,7 +270,7 @@ class OutputProcessor:
             token_ids: the token of each row.
             indices: indices in `rows` of the rows whose grammar is advanced.
             reasons: for each row that ends, its index in `rows` and the reason. This function adds
-                the rows that end with their grammar.
+                the rows that their grammar ends.
 
         Returns:
             `[num_rows]` bool: rows to which further tokens were appended, because the grammar
@@ -346,7 +346,7 @@ class OutputProcessor:
             del self._requests[request.request_id]
 
     def _owner(self, step: PlannedStep, row: int) -> Request | None:
-        """Return the request that a row of the step has; `None` if it left its row since then."""
+        """Return the request for which a step computed a row; `None` if it has left the row."""
         request = self._table.requests[row]
         planned = step.request_ids[step.plan.sample_rows == row]
         if request is None or (planned != request.request_id).any():

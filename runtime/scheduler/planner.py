@@ -201,9 +201,10 @@ class Planner:
         )
 
     def _drop_behind_windows(self) -> bool:
-        """Free the pages behind the attention windows; return whether pages became available.
+        """Free pages that no attention window reaches any more; return whether any were freed.
 
-        Called only when pages are short; until then, later turns of a conversation can use them.
+        Called only when too few pages are free: until then, the pages stay for later turns of a
+        conversation.
         """
         cache, table = self._cache, self._table
         if cache.window is None:
@@ -359,7 +360,8 @@ class Planner:
     def _in_order(self) -> Iterator[Request]:
         """Yield the waiting requests in the order of the policy.
 
-        If the first one lacked pages and `_order_key` is the same, it stays first.
+        If the first request found too few pages, and `_order_key` has not changed since, it stays
+        first.
         """
         held_up, self._held_up = self._held_up, None
         if held_up is not None and held_up[1] == self._order_key():
@@ -367,7 +369,7 @@ class Planner:
         yield from self._waiting.in_order()
 
     def _order_key(self) -> tuple[int, int, int]:
-        """Return a key; while it is equal, a request that found too few pages stays the first."""
+        """Return a key; while it is equal, a request that found too few pages stays first."""
         return self._waiting.num_changes, self._table.num_running, len(self._unshared)
 
     def _add_chunk(self, request: Request, budget: StepBudget, chunks: list[Chunk]) -> None:

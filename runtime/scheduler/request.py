@@ -64,7 +64,7 @@ class GrammarState:
 
 @dataclass
 class PromptReport:
-    """The prompt positions for which an extra output, such as log-probabilities, is still due.
+    """The prompt positions whose extra output, such as log-probabilities, was not reported yet.
 
     The prompt's last position is not among them. Its report comes with the first output token.
 
@@ -116,8 +116,8 @@ class Request:
         sent_ids: int32 bytes, the output tokens that the earlier process had sent. The extra
             outputs of these tokens were sent too.
         num_shown: number of characters of text that the earlier process had sent.
-        cached_tokens: number of prompt tokens in the prefix cache when the request was first
-            admitted; -1 before that.
+        cached_tokens: number of prompt tokens that came from the prefix cache when the request was
+            first admitted; -1 before that.
         started: whether the detokenizer's `StreamStart` for this request was added.
         row_spec: the data that the executor needs about the request.
         reports: for each extra output about the prompt, the positions that are still due.
@@ -244,7 +244,7 @@ class Request:
         return keys if first is None else keys[: first + 1]
 
     def waits_for_files(self, cache: CacheManager) -> bool:
-        """Whether the request should wait until pages of its prompt were read from files.
+        """Whether the request should wait until pages of its prompt are read from files.
 
         The first call starts to read them.
         """
@@ -255,7 +255,9 @@ class Request:
 
     @property
     def first_unreported(self) -> int | None:
-        """The first prompt position for which an extra output is due; `None` if there is none.
+        """The first prompt position whose extra output is not reported yet.
+
+        `None` if there is none.
 
         The model must compute the prompt from this position on, even if it is cached.
         """

@@ -90,8 +90,8 @@ class Scheduler:
     ) -> None:
         """Create a scheduler without requests.
 
-        Structured output needs `grammars`, prompts with images need `images`. `execute` handles
-        commands that neither concern requests nor the cache, such as a profile.
+        `grammars` is needed for structured output, and `images` for prompts with images. `execute`
+        handles commands that concern neither requests nor the cache, such as a profile.
         """
         self._images = images
         self._runner = runner
@@ -367,7 +367,7 @@ class Scheduler:
             self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
-        """Empty the prefix cache; later requests do not find the pages of running ones either."""
+        """Empty the prefix cache, and hide the pages of running requests from later requests."""
         self._cache.flush()
         before, self._generation = self._generation, f"{WEIGHTS}{next(self._generations)}:"
         for request in self._requests.values():
@@ -448,7 +448,7 @@ class Scheduler:
             self.check_when_idle()
 
     def rest(self) -> None:
-        """Send the ends of requests that were ended by messages, in an iteration without a step."""
+        """In an iteration without a step, send the ends of requests that were ended by messages."""
         self._report()
 
     def check_when_idle(self) -> None:

@@ -23,7 +23,7 @@ class SchedulerOptions:
         overlap: launch each step before the tokens of the previous step are read.
         num_adapter_slots: most different LoRA adapters of one step; 0 if the server takes none.
         evicts_oldest: overwrite the adapter that was copied to the device first, instead of the
-            adapter that was unused for the longest time.
+            least recently used one.
         num_stages: number of pipeline stages (`--pp-size`). As many steps are in flight.
     """
 

@@ -164,7 +164,7 @@ class SchedulerStats:
             self._logged_s = 0.0
 
     def _measure(self, now: float, num_generated: int, has_work: bool) -> None:
-        """Measure the throughput of the window if its time is over.
+        """Measure the throughput of the current time window, if the window has ended.
 
         A moment without work does not end the window early.
         """

@@ -98,7 +98,7 @@ class StepClock:
         return _Sums(self._plain_steps, self._plain_s, self._mixed_steps, self._mixed_s)
 
     def planned(self, parts: Sequence[tuple[TimeRecord, int, int]], wait: Wait) -> StepNote:
-        """Record a step that was just planned, and what the queue waits for from now on.
+        """Record that a step was planned, and what the first waiting request waits for from now on.
 
         Args:
             parts: for each prompt chunk of the step, the time record of its request, the chunk's

@@ -13,8 +13,9 @@ class StepsInFlight:
     """A queue of steps, oldest first. Results are read in the order of the launches.
 
     Attributes:
-        is_staged: whether the model has several pipeline stages. If so, each stage computes another
-            step, and the last stage computes a step only when the result is awaited.
+        is_staged: whether the model has several pipeline stages. If so, the stages compute
+            different steps at the same time, and the last stage begins a step only when its result
+            is awaited.
     """
 
     def __init__(self, *, overlap: bool, num_stages: int) -> None:
@@ -38,14 +39,14 @@ class StepsInFlight:
         return planned, pending.wait()
 
     def num_kept(self, num_retractions: int, is_launched: bool) -> int:
-        """Return how many steps stay in flight until the next one is planned.
+        """Return how many of the steps in flight may stay in flight when the next step is planned.
 
         Args:
             num_retractions: how often requests were retracted so far. The tokens of a retracted
-                request must be known before it is admitted again, so only a step that was planned
-                after the retraction may stay.
-            is_launched: whether a step was launched. If not, the results of the oldest one let
-                others be planned.
+                request must be known before it is admitted again. So a step may stay in flight only
+                if it was planned after the last retraction.
+            is_launched: whether a step was launched in this turn. If not, one more result is read,
+                because it may let further requests be planned.
         """
         has_retracted = num_retractions > self._num_retractions
         self._num_retractions = num_retractions
@@ -61,7 +62,7 @@ class StepsInFlight:
         return min(num_before + is_launched, self._num_ahead)
 
     def discard(self) -> None:
-        """Forget all steps: something failed, and every running request ends."""
+        """Drop all steps without reading their results, after a failure that ends every request."""
         while self._steps:
             _, pending = self._steps.popleft()
             if self.is_staged:

@@ -30,13 +30,13 @@ class RequestTable:
         num_computed: number of tokens whose keys and values are written, or are being written by a
             step in flight.
         capacity: number of tokens that the pages of the row can hold.
-        drops_at: number of computed tokens from which on pages behind the attention window can be
-            freed.
+        drops_at: when this many tokens are computed, pages that the attention window has moved past
+            can be freed.
         window_end: number of tokens that have window pages, if windowed layers have pages of their
             own.
         end_len: number of tokens at which the request is complete.
-        sampled_len: number of tokens that are known or are sampled by a step in flight. At
-            `end_len` no further step is planned for the row.
+        sampled_len: number of tokens that are known, or that steps in flight will sample. When it
+            reaches `end_len`, no further step is planned for the row.
         ends_at_eos: whether an end-of-sequence id ends the request.
         has_stop_ids: whether the request sets stop ids of its own.
         min_len: number of tokens below which end-of-sequence ids are ignored; 0 for no minimum.
@@ -45,18 +45,19 @@ class RequestTable:
         thinks: whether thoughts (reasoning before the answer) may still come.
         is_masked: whether the next token is constrained.
         knows_mask: whether `Grammars` already has the mask of the next token.
-        may_jump: whether tokens to which a grammar leaves no alternative may be appended without
-            sampling them: the request has no penalties and no extra outputs.
+        may_jump: whether a token may be appended without being sampled, if the grammar allows only
+            this token. True if the request has no penalties and no extra outputs.
         is_decoding: whether the whole prompt is computed.
-        state_holds: the row's handle for its recurrent states in the `StatePool`; -1 if the model
-            has none.
+        state_holds: the row's handle ("hold") for its recurrent states in the `StatePool`; -1 if
+            the model has none.
         order: the rows in use, in order of admission.
     """
 
     def __init__(self, max_rows: int, max_len: int, num_stages: int = 1) -> None:
         """Create `max_rows` free rows for sequences of at most `max_len` tokens.
 
-        As many steps are in flight as the model has pipeline stages; each decodes other rows.
+        With several pipeline stages, as many steps are in flight as there are stages, and each step
+        decodes other rows.
         """
         self.max_rows = max_rows
         self._num_stages = num_stages
@@ -149,11 +150,11 @@ class RequestTable:
     def rows_to_decode(self) -> Int64Array:
         """Return the rows that the next step decodes.
 
-        With one stage, a row whose last token is not known yet may decode, because the token is on
-        the device. With several stages the first stage needs to be sent the token, so the row
-        waits. A step also takes only a share of the rows, so that each step in flight has some. A
-        row that one step leaves out is in one of the next steps, because the other rows are in
-        flight then.
+        With one stage, a row may decode before its last token is known on the host, because the
+        token is on the device. With several stages the last token must be sent to the first stage,
+        so the row waits until it is known. Also, a step then decodes only a share of the rows, so
+        that each step in flight has some. A row that one step leaves out is decoded by one of the
+        next steps.
         """
         may_decode = self.is_decoding & (self.sampled_len < self.end_len)
         if self._num_stages == 1:

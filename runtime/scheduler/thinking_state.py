@@ -42,7 +42,7 @@ class Thinking:
 
     @property
     def next_ids(self) -> list[int]:
-        """The tokens of which the next one must be; empty if any token may come next."""
+        """The tokens one of which must come next; empty if any token may come next."""
         if self._forced:
             return self._forced[:1]
         if not self._has_grammar:

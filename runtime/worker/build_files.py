@@ -1,4 +1,4 @@
-"""Builds the third tier of the prefix cache, and identifies whose pages its files are."""
+"""Builds the file tier of the prefix cache, and computes the model's identity for its files."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def build_file_tier(config: WorkerConfig, pool: HostPool, kv_cache_dtype: str) -
 
 
 def page_identity(config: WorkerConfig, kv_cache_dtype: str) -> bytes:
-    """Return 32 bytes that differ if equal tokens may have pages with other bytes.
+    """Return a hash, 32 bytes, of everything except the tokens that determines the bytes of a page.
 
-    The files of a model are known by their names, sizes and times of change, because reading them
-    all would take too long. So a copy of a model's folder may be another model.
+    Weight files are identified by their names, sizes and modification times, because reading them
+    would take too long. So a copy of a model's folder may count as another model.
     """
     folders = {Path(config.model_folder), Path(config.weights_folder or config.model_folder)}
     paths = sorted(

@@ -351,7 +351,7 @@ def _kv_cache_dtype(config: WorkerConfig, spec: ModelSpec, device: torch.device)
 def _device(config: WorkerConfig, rank: int) -> torch.device:
     """Return this rank's device.
 
-    The device of a GPU has an index, because in a new thread the current GPU is GPU 0.
+    A GPU's device has an explicit index, because in a new thread the current GPU is GPU 0.
     """
     device = torch.device(config.device)
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Executes commands to a running worker, which change or observe how steps are computed."""
+"""Executes commands that change or observe how a running worker computes steps."""
 
 from __future__ import annotations
 

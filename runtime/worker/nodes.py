@@ -44,7 +44,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def with_meeting_point(config: WorkerConfig, session: int) -> WorkerConfig:
-    """Open the socket where the ranks of all nodes will meet; add its port to the configuration.
+    """Open the socket through which the ranks of all nodes meet; add its port to the configuration.
 
     This happens before torch is imported, so that the other nodes can start at the same time.
 

@@ -1,7 +1,7 @@
 """The other ranks of a worker: child processes of rank 0, or ranks on other nodes.
 
 If a rank ends, the worker ends, and the front process restarts all ranks together. If rank 0 ends,
-the other ranks end: they notice that their stdin, or their connection, is closed.
+the other ranks notice that their stdin or their connection is closed, and end too.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Ranks:
         ]
 
     def started(self) -> None:
-        """Note that every rank is ready, so that an end from now on is not a failed start."""
+        """Record that every rank is ready: if a rank ends from now on, the start has not failed."""
         self._starting = False
 
     def send(self, plan: StepPlan) -> None:
@@ -146,7 +146,7 @@ class Ranks:
         return [found[rank] for rank in sorted(found)]
 
     def wait_for_a_death(self) -> None:
-        """Wait so long that, if a rank has ended, this process ends with that rank's reason."""
+        """Wait long enough for this process to end with the reason of a rank that has ended."""
         threading.Event().wait(DEATH_NOTICE_S)
 
     def give_up(self, why: str, error: Exception) -> NoReturn:

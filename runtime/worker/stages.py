@@ -11,11 +11,11 @@ from runtime.worker.ranks import PlanSender
 
 
 class StagedRunner:
-    """Sends each plan to the other stages at once; computes the last stage, its own, in `wait`.
+    """Sends each plan to the other stages at once, and computes its own stage, the last, in `wait`.
 
-    So the earlier stages compute a step while this process computes an earlier step. The steps must
-    be waited for in the order of their launches. A row may decode only in a step that is launched
-    when the row's last token is known, because the plan brings this token to the first stage.
+    So while this process computes a step, the earlier stages compute later steps. The results must
+    be awaited in the order of the launches. A row's next decode step may be launched only when the
+    row's last token is known, because the plan brings this token to the first stage.
     """
 
     def __init__(self, runner: Runner, ranks: PlanSender) -> None:
