@@ -1,4 +1,4 @@
-"""The forms in which a KV cache stores keys and values: the model's dtype, or fewer bits.
+"""The formats in which a KV cache stores keys and values: the model's dtype, or fewer bits.
 
 A row holds the key or the value of one head of one token. 8-bit floats have no scale: a number
 beyond their range becomes the largest 8-bit float. An int8 row has a scale of its own, a float32 in

@@ -13,8 +13,9 @@ class StatePlaces(NamedTuple):
         reads: `[num_seqs]` int64, slot of each sequence's state before its tokens.
         save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves. A save writes the
             state after one of the step's tokens to a slot.
-        save_ends: `[num_saves]` int64, index in the step of the last token that the saved state has
-            seen, plus one. Ascending within a sequence; the last one is the sequence's end.
+        save_ends: `[num_saves]` int64, one more than the index, in the step, of the last token that
+            is part of the saved state. Ascending within a sequence; the last one is the sequence's
+            end.
         save_slots: `[num_saves]` int64, slots that are written.
         is_decode: whether each sequence has one token.
     """

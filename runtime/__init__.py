@@ -1,5 +1,5 @@
 """The engine: messages, transport, scheduler, cache, model execution.
 
-Importing this package imports nothing else: the front process uses its front-safe files and must
-never pull torch in.
+Importing this package imports nothing else. Some of its files run in the front process, which must
+never import torch.
 """

@@ -9,14 +9,14 @@ HeadraceError
 |   `-- MemoryReleased   its memory was released
 `-- StartupError     the server cannot start at all  exit code 1
 
-`DeviceLost` stands apart: it ends a worker, and no handler may catch it.
+`DeviceLost` is not a `HeadraceError`: it ends a worker, and no handler may catch it.
 """
 
 from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """The base class of all errors of this project; itself, an internal failure."""
+    """The base class of all errors of this project; raised itself, it is an internal failure."""
 
     status_code = 500
     retry_after_s: int | None = None

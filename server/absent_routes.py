@@ -1,4 +1,4 @@
-"""Hints for routes of other servers' APIs that this server does not have."""
+"""Hints for clients that call a route of another server's API that this server does not have."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Connection(Protocol):
 class ConnectionLimit:
     """Separates connections within the limit from spare ones, on which only probes are answered.
 
-    The number of spare connections is fixed. A new one replaces the oldest, so a client cannot keep
-    probes out by holding all of them.
+    The number of spare connections is fixed. A new spare connection replaces the oldest one. So a
+    client cannot keep probes out by occupying all of them.
     """
 
     def __init__(self, most: int) -> None:

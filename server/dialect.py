@@ -1,4 +1,4 @@
-"""The APIs that routes belong to, which decide the format of errors."""
+"""The APIs to which routes belong; the API decides the format of a route's errors."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ def settle() -> None:
     """Exclude the current objects from collections, and make later collections rare.
 
     By default Python runs a full collection each time the number of objects has grown by a quarter.
-    When hundreds of streams arrive, that happens repeatedly and stops all streams each time. Full
-    collections free almost nothing, because the objects of an ended request are freed at once.
+    When hundreds of streams arrive, this happens repeatedly, and each collection stops all streams.
+    Full collections free almost nothing, because the objects of an ended request are freed at once.
     `benchmarks.front_sockets` measures the cost with these settings, and with `--no-settle` the
     cost with Python's default.
     """

@@ -13,8 +13,8 @@ _MOST_MISSED = 600
 async def measure(observe: Callable[[float], object]) -> None:
     """Report the loop's lag, in seconds, to `observe` every tenth of a second.
 
-    A stall of a second is reported ten times, once for each interval that it delayed. So the counts
-    of a histogram show shares of time.
+    A stall of a second is reported ten times, once for each interval that it delayed. So in a
+    histogram, a long stall counts in proportion to its duration.
     """
     loop = asyncio.get_running_loop()
     due = loop.time() + INTERVAL_S

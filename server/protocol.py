@@ -225,11 +225,12 @@ class GuardedProtocol(HttpToolsProtocol):
         return next((each for each in self._open_cycles if not each.response_complete), None)
 
     def _note_end(self) -> None:
-        """Handle the end of the client's sending side: it has closed the connection, or half of it.
+        """Handle the end of the client's sending side, of a closed or a half-closed connection.
 
-        The two cannot be told apart until data is sent: only a closed connection is then reset. So
-        an interim response without meaning is sent, unless a response has begun, whose next part
-        has the same effect. HTTP/1.0 has no interim responses, so its requests run to their end.
+        The two cases look the same until data is sent: a closed connection is then reset. So the
+        server sends an interim response (`100 Continue`), which clients ignore. If a response has
+        begun, its next part has the same effect, so no interim response is sent. HTTP/1.0 has no
+        interim responses, so its requests run to their end.
         """
         if self._has_ended:
             return

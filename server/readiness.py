@@ -28,8 +28,8 @@ class ProgressReport(TypedDict):
 def why_not_alive(context: ServiceContext) -> str | None:
     """Return why this process should be replaced; `None` if it should not.
 
-    A worker that loads or restarts is no reason, because replacing the server would not help. A
-    worker that hangs is no reason as long as another replica runs.
+    A worker that loads or restarts is not a reason, because replacing the server would not help. A
+    worker that hangs is not a reason as long as another replica runs.
     """
     if context.status.phase == "failed":
         what = "has ended" if context.status.has_started else "failed to start"

@@ -52,8 +52,8 @@ class Shutdown:
     def install(self) -> None:
         """Handle SIGTERM and Ctrl-C; call this on the main thread.
 
-        Python's own signal handlers are used instead of the event loop's: these run only if the
-        loop runs, but the deadline must be set even if the loop is blocked.
+        Python's own signal handlers are used, not the event loop's. The event loop's handlers run
+        only if the loop is not blocked, but the deadline must be set even if it is.
         """
         loop = asyncio.get_running_loop()
         num_signals = 0

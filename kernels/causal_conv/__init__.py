@@ -71,7 +71,7 @@ def causal_conv(
         weight: `[channels, width]`, the dtype of `x`.
         bias: `[channels]`, or `None`.
         state: `[num_slots, width - 1, channels]`, the last inputs of sequences, the oldest first;
-            the dtype of `x`. A slot is not both read and written in one call.
+            the dtype of `x`. One call never both reads and writes the same slot.
         reads: `[num_seqs]` int64, the slot of each sequence's state.
         taps: `[num_tokens + num_saves, width - 1]` int64: for each token and each save, the indices
             of the inputs before it, the oldest first. Indices count the rows of `x`, followed by

@@ -1,12 +1,12 @@
 """Records what a function computes with tensors, to repeat it without its Python code.
 
-For a small model, the Python code between two kernels of a decode step takes as long as a kernel.
-A recording runs the kernels of the C++ library in one call, and torch's own operators in between.
-It is to a CPU what a CUDA graph is to a GPU: it reads and writes the same memory every time, and it
+For a small model, the Python code between two kernels of a decode step takes as long as a kernel. A
+recording runs the kernels of the C++ library in one call, and torch's own operators in between. It
+is for a CPU what a CUDA graph is for a GPU. It reads and writes the same memory every time, and it
 repeats the branches that Python took when it was made.
 
-Intermediate tensors get memory from the recording. As in a plain run, memory is used again once the
-tensor that had it is gone.
+Intermediate tensors get memory from the recording. As in a normal run, the memory of a tensor is
+reused when Python has dropped the tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ Step = Callable[[], None]
 
 
 class Recording:
-    """What a function computed once; `repeat` computes it again, from what its inputs hold then.
+    """What a function computed once.
+
+    `repeat` computes it again from the current content of its inputs.
 
     Attributes:
         result: the tensor that the function returned. Each `repeat` overwrites it.
@@ -210,7 +212,7 @@ def _compute_again(
 
 
 def _is_view(views: Any, args: tuple[Any, ...]) -> bool:
-    """Whether results have the memory of arguments. Of `to` and `reshape`, they may be copies."""
+    """Whether results share memory with arguments; results of `to` and `reshape` may be copies."""
     memory = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
     found = views if isinstance(views, (list, tuple)) else (views,)
     return all(

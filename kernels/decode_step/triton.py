@@ -4,9 +4,9 @@ The first kernel of a step reads the host's inputs directly from host memory. Wi
 each graph instead, the device was idle for 17 microseconds of a step on an H200, compared with 3
 microseconds now. Gathering the inputs in ten small launches took 30 microseconds.
 
-The outputs are written directly to pinned host memory. Earlier, five operations ran between two
-steps' graphs: a copy to the host, a copy that protected the tokens from the next step, and the
-writes of the rows' next inputs.
+The outputs are written directly to pinned host memory. Before this kernel, five operations ran
+between the graphs of two steps: a copy to the host, a copy that protected the tokens from the next
+step, and the writes of the rows' next inputs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

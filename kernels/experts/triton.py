@@ -81,7 +81,7 @@ def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
 def sort_by_expert(
     ids: Tensor, num_experts: int, size: int, many_reads: int = MANY_READS
 ) -> tuple[Tensor, Tensor]:
-    """List the rows in ascending order of their experts, with each expert's rows padded to blocks.
+    """List the rows by expert, in ascending order; each expert's rows are padded to whole blocks.
 
     Args:
         ids: `[num_rows]` int64, each row's expert. Rows with the id `num_experts` are not listed.

@@ -1,7 +1,7 @@
 """The kernels of `kernels.experts.triton`: choose, sort by expert, multiply twice, sum.
 
-In a matrix instruction, the side that is 64 rows high has rows of the weight. The other side, which
-may be as small as 16, has tokens, because an expert often has few. Each element is one chain of
+In a matrix instruction, one side is always 64 rows high and gets rows of the weight. The other side
+may be as small as 16 and gets tokens, because an expert often has few. Each element is one chain of
 additions over the columns of the weight, in order.
 
 Source: the lists of blocks, padded per expert, are those of `fused_moe` in vLLM and SGLang. Here

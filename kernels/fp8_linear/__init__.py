@@ -86,8 +86,8 @@ def encode(
         matrix: `[rows, columns]`, a floating dtype.
         blocks: the blocks of numbers that share a scale.
         codes_dtype: E4M3 or int8.
-        num_scales: number of scales that are tried for each block: the least one with which all
-            numbers fit, and larger ones, up to twice as large. The one with the least sum of
+        num_scales: number of scales that are tried for each block: the smallest one with which all
+            numbers fit, and larger ones, up to twice as large. The one with the smallest sum of
             squared errors is used.
 
     Returns:

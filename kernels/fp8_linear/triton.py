@@ -1,12 +1,14 @@
 """Products in E4M3 and int8 on a GPU.
 
 The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
-does. Four products exist. One token is multiplied without tensor cores
-(`kernels.linear.triton_gemv`). For up to 64 tokens, a kernel of ours reads the codes once and is
-limited by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another
-kernel of ours if they belong to blocks. If a scheme does not round activations, codes are converted
-to bfloat16 inside the product. One token is rounded, too: without rounding, the kernels of a layer
-of the 8B shape except attention take 69.6 instead of 67.1 microseconds on an H200.
+does. There are four products. One token is multiplied without tensor cores
+(`kernels.linear.triton_gemv`). For up to 64 tokens, our kernel reads the codes once and is limited
+by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another kernel
+of ours if they belong to blocks.
+
+If a scheme does not round activations, codes are converted to bfloat16 inside the product. With one
+token, activations are rounded too, although this costs a little: without rounding, the kernels of a
+layer of the 8B shape, except attention, take 69.6 instead of 67.1 microseconds on an H200.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 

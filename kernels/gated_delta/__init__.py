@@ -113,8 +113,8 @@ def gated_delta(
             head, in the order that `shape.has_flat_gates` determines. Tokens may have any stride.
         decay: `[num_value_heads]` float32, negative.
         dt_bias: `[num_value_heads]` float32.
-        state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. A slot is not both read
-            and written in one call.
+        state: `[num_slots, num_value_heads, key_dim, value_dim]` float32. One call never both reads
+            and writes the same slot.
         places: bounds of the sequences, and slots of their states.
         shape: sizes of heads.
         invariant: whether the bits of the result must not depend on where a sequence was cut into

@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
             chunk.
         keys: `[num_tokens, num_heads, key_dim]`, keys times the decay until the end of the chunk.
         alike: `[num_tokens, num_heads, CHUNK]`, products of a query with the chunk's keys up to its
-            own, times the decay between the two tokens.
+            own, each times the decay between the two tokens.
         fades: `[num_tokens, num_heads]` float32, the decay of the whole chunk, at the chunk's first
             token.
     """

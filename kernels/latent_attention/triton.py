@@ -115,7 +115,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
 
 
 def num_splits(num_programs: int, waves: int, device: torch.device) -> int:
-    """Return the number of parts of a sequence's keys, so that few sequences fill the GPU.
+    """Return into how many parts keys are split, so that few sequences also fill the GPU.
 
     It is a power of two.
     """

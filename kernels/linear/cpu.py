@@ -1,6 +1,6 @@
 """Linear layers in the C++ library, whose weights are packed once into panels of columns.
 
-One layout serves every number of tokens, so it is chosen on a CPU for every shape, and the unpacked
+One layout serves every number of tokens. So it is used on a CPU for every shape, and the unpacked
 copy can be dropped. The table has medians in microseconds, bfloat16, 2 threads of an AMD EPYC with
 AVX-512 BF16, torch 2.13. It is one run on a quiet machine, made when the panels still ran on OpenMP
 threads. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes again:
@@ -19,10 +19,10 @@ threads. `python -m benchmarks.cpu_kernels --only linear` measures the same shap
     151936 x 896, 1           8135      9329      15177
     151936 x 896, 32         22076     23451      34137
 
-In float32 the difference is similar with few tokens, and there is none with many. Without AVX-512
-BF16, the same panels are converted in registers. This is still faster than oneDNN: 384 x 1024 with
-64 tokens takes 226 instead of 902 microseconds on AVX-512 without BF16. Without any AVX-512, oneDNN
-does not pack bfloat16 at all.
+In float32 the difference is similar with few tokens, and there is none with many tokens. Without
+AVX-512 BF16, the same panels are converted in registers. This is still faster than oneDNN: 384 x
+1024 with 64 tokens takes 226 instead of 902 microseconds on AVX-512 without BF16. Without any
+AVX-512, oneDNN does not pack bfloat16 at all.
 
 On a Xeon with AMX (2 threads, torch 2.11) the panels are read as tiles. Microseconds on this
 machine:

@@ -58,8 +58,9 @@ class Tile:
         num_stages: blocks in flight, fewer if shared memory is small.
         split_k: number of programs that share the columns of a block of rows.
         block_m: tokens of a block. With 0, one block holds all tokens, so that the weight is read
-            once. Smaller blocks are faster for a small weight: it stays in the L2 cache, where
-            several programs read it again, and with more programs loading starts sooner.
+            once. Smaller blocks are faster for a small weight, for two reasons: it stays in the L2
+            cache, where several programs read it again; and with more programs, loading starts
+            sooner.
     """
 
     block_n: int

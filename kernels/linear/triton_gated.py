@@ -1,14 +1,14 @@
 """The gate and up products of a feed-forward block with the activation, in one kernel for prompts.
 
-In two steps, the first kernel writes `[num_tokens, 2 * width]` numbers that the second one reads
-again: 159 MB per layer of the 0.5B shape with 8192 tokens. In this kernel both products of a block
-stay in registers. One program per multiprocessor processes block after block. TMA loads the
-operands and pads them with zeros past an end. For TMA the weight is `[2, width, in_features]`: one
-load brings as many rows of gate as of up, and one matrix instruction multiplies both (on Hopper
+With two kernels, the first writes `[num_tokens, 2 * width]` numbers that the second reads again:
+159 MB per layer of the 0.5B shape with 8192 tokens. In this kernel both products of a block stay in
+registers. One program per multiprocessor processes block after block. TMA loads the operands and
+pads them with zeros past an end. For TMA the weight is `[2, width, in_features]`, so one load
+brings as many rows of gate as of up. One matrix instruction multiplies both (on Hopper
 `wgmma.m64n256k16` for 128 features), so tokens are read once.
 
-Each product is rounded to the dtype of the weight before the activation, as it is in two steps.
-Only the order in which the products' terms are added differs.
+As with two kernels, each product is rounded to the dtype of the weight before the activation. Only
+the order in which the products' terms are added differs.
 
 Source: Triton's tutorial on persistent matrix products, with host-side descriptors and its order of
 blocks (groups of tokens, so that weights stay in the L2 cache).
@@ -139,9 +139,9 @@ def gated(
 ) -> Tensor:
     """Return `activation(gate) * up`, where `gate` and `up` are halves of `x @ weight.T + bias`.
 
-    A CUDA graph may hold the launch, because the TMA descriptors are arguments of it. The kernel
-    does not start before the previous one has ended, which costs little compared with this much
-    work.
+    The TMA descriptors are arguments of the launch, so a CUDA graph may hold it. The kernel does
+    not start before the previous one has ended; compared with this much work, the wait costs
+    little.
 
     Args:
         x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`. It begins at a multiple

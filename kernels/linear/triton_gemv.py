@@ -3,9 +3,11 @@
 With a single token a matrix product is a sum along each row, and only the number of bytes in flight
 matters. Tensor cores would need their operands in shared memory, tile by tile. Plain loads into
 registers avoid that step, and small programs keep many loads in flight. A layer's products take as
-long as a copy of their weights. On an H200, the products of a step of the 8B shape (15.0 GB) take
-3.42 ms. The kernel for several tokens takes 3.82 ms with one token; from two tokens on it is as
-fast or faster. Weights may also be 8-bit codes with a scale per row or per 128 columns of a row.
+long as a copy of their weights.
+
+On an H200, the products of a step of the 8B shape (15.0 GB) take 3.42 ms. The kernel for several
+tokens takes 3.82 ms with one token; from two tokens on it is as fast or faster. Weights may also be
+8-bit codes with a scale per row or per 128 columns of a row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -4,10 +4,11 @@ An element of the result is one chain of tensor-core steps over the columns of t
 never split among programs. The tile of a product depends on the number of tokens, but must not
 affect the bits. So every tile has weight rows on the side of the matrix instruction that is 64 rows
 high, and tokens on the side that may be 8 to 256 wide. All tiles then use one instruction (on
-Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator. With tokens on the other
-side, only long prompts would be faster, and few tokens would need another instruction, whose
-internal rounding differs. float32 is multiplied and added one column after another, without tensor
-cores.
+Hopper `wgmma.m64nNk16`), each adding 16 columns to the same accumulator.
+
+With tokens on the other side, only long prompts would be faster, and few tokens would need another
+instruction, whose internal rounding differs. float32 is multiplied and added one column after
+another, without tensor cores.
 
 Whether tiles give the same bits depends on the compiler and the GPU, so it is measured: `python -m
 benchmarks.h200.deterministic` compares them bit by bit.

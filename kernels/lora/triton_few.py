@@ -1,9 +1,9 @@
 """The kernels of `kernels.lora.triton` for few tokens, which are limited by latency.
 
 Tokens are sorted by slot and cut into blocks without padding. A block may hold tokens of several
-slots. `SHARES` programs share the slots of a block; each computes the tokens of its own slots. The
-list of tokens is therefore the only thing that is read before the matrices. Products of tokens with
-matrices of other slots are masked; they cause no memory traffic.
+slots. `SHARES` programs divide the slots of a block among them; each computes the tokens of its own
+slots. So a program reads only the list of tokens before it reads the matrices. Products of tokens
+with matrices of other slots are masked; they cause no memory traffic.
 
 The list of a step is int32. P is its number of places, a multiple of a block's: `[token P | index
 of its slot in the block P, -1 for none | slots of the block P | their ranks P | number of slots P /

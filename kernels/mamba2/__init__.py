@@ -93,8 +93,8 @@ def mamba2(
             of all groups.
         dt: `[num_tokens, num_heads]`, the dtype of `xbc`. Tokens may have any stride.
         heads: `[3, num_heads]` float32, contiguous: `log_decay`, `bias` and `skip` of each head.
-        state: `[num_slots, num_heads, state_dim, head_dim]` float32. A slot is not both read and
-            written in one call.
+        state: `[num_slots, num_heads, state_dim, head_dim]` float32. One call never both reads and
+            writes the same slot.
         places: bounds of the sequences, and slots of their states.
         shape: sizes of heads and groups.
 

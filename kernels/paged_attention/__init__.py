@@ -72,7 +72,7 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
 ) -> Tensor:
     """Attend from each query to its sequence's keys in the KV cache, up to its own position.
 
-    With `key_ends` a query may also see later keys. The queries of a sequence are its last
+    With `key_ends` a query may also attend to later keys. The queries of a sequence are its last
     `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys and values are already in the cache. Decode
     rows (one query) and prefill chunks (many queries, with or without a cached prefix) may be
     mixed.
@@ -92,13 +92,13 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
         window_left: most keys before its own position that a query sees; -1 for all.
         out: `[num_tokens, num_heads * head_dim]`, contiguous, to which the result is written;
             `None` for a new tensor.
-        key_ends: `[num_tokens]` int32: for each query, the number of its sequence's first keys that
-            it sees. It never decreases within a sequence. With `key_ends`, the tokens of an image
-            can see one another in both directions. With `None`, a query sees the keys up to its
-            own. If a sequence has one query, `key_ends` is ignored and the query sees all keys.
+        key_ends: `[num_tokens]` int32: each query attends to this many first keys of its sequence.
+            The numbers never decrease within a sequence. So the tokens of an image can attend to
+            one another in both directions. With `None`, a query attends to the keys up to its own.
+            If a sequence has one query, `key_ends` is ignored and the query attends to all keys.
         softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
-        sinks: `[num_heads]` float32, contiguous, or `None`: for each head one more score in the
-            softmax, which has no value.
+        sinks: `[num_heads]` float32, contiguous, or `None`: an additional score of each head that
+            takes part in the softmax but has no value.
 
     Returns:
         `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.

@@ -114,8 +114,8 @@ def decode_kernel(
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys.
 
-    With `SHARED`, the results of the chunks that the sequence shares with its group are already
-    stored.
+    With `SHARED`, other programs have already stored the results of the chunks that the sequence
+    shares with its group.
     """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)

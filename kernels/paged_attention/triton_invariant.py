@@ -1,9 +1,9 @@
 """Batch-invariant paged attention in Triton: the plan of a step, and the launches of its layers.
 
-The device writes the work list of rows and parts of keys, as in `triton_plan`, so that a CUDA graph
-may be replayed with other lengths. If a sequence has one query in the step, several programs share
-its keys, as far as the workspace has room for their partial sums. The kernel adds these sums in a
-fixed order, so the split does not change the result.
+A kernel on the device writes the work list of rows and parts of keys, as in `triton_plan`, so that
+a CUDA graph may be replayed with other lengths. If a sequence has one query in the step, several
+programs share its keys, as far as the workspace has room for their partial sums. The kernel adds
+these sums in a fixed order, so the split does not change the result.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -2,10 +2,12 @@
 
 The keys of a step's decode rows are split into chunks, so that a few long sequences fill the device
 as well as many short ones. The step's prefill chunks are split into blocks of query rows. Both work
-lists depend on lengths that only the device knows, so a small kernel writes them once per step, and
-the attention kernels of all layers read them. The host computes upper bounds of the lists' lengths
-from shapes and launches this many programs; programs past the end of a list exit immediately. The
-host never waits for the device, and a CUDA graph may capture all of it.
+lists depend on lengths that only the device knows. So a small kernel writes them once per step, and
+the attention kernels of all layers read them.
+
+The host computes upper bounds of the lists' lengths from shapes and launches this many programs;
+programs past the end of a list exit immediately. The host never waits for the device, and a CUDA
+graph may capture all of it.
 
 Source: FlashInfer (Ye et al., 2025) separates plan and run in this way, but plans on the host.
 """

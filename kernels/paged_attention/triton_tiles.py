@@ -3,8 +3,8 @@
 The address of a key comes from the block table. The load pipeline therefore loads page numbers
 before keys, and page numbers take half of its stages. With five stages, a block's keys are loaded
 during the products of the previous block. With fewer stages, a program requests a block's keys only
-after these products and waits for them. More stages take more shared memory, so fewer programs run
-on a multiprocessor at once; programs on the same multiprocessor hide each other's waits
+after these products and waits for them. But more stages take more shared memory, so fewer programs
+run on a multiprocessor at once, and such programs hide each other's waits
 (docs/decisions/0020-attention-cuts.md).
 """
 
@@ -93,8 +93,8 @@ def block_rows_of(
 def widest_tile(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
     """Return a tile of `MIN_BLOCK_ROWS` queries for heads above `MEASURED_DIM`, such as Gemma 4's.
 
-    It is the largest of which queries, keys and values fit `room` bytes of shared memory, by
-    compiling it for each kind of GPU; it was not measured.
+    It is the largest tile whose queries, keys and values fit `room` bytes of shared memory. This
+    was checked by compiling it for each kind of GPU; its speed was not measured.
 
     Args:
         dtype: dtype of the queries.

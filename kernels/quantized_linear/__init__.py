@@ -14,9 +14,11 @@ A product with blocks of 2 to 8 bits rounds each row of `x`. On CPUs with AMX th
 bfloat16. On other CPUs it is rounded to 8 bits in blocks of 32 values: the scale is the block's
 largest magnitude / 127, and values round to nearest, ties to even. Products within a block are then
 integers and so exact, and blocks are added in float32 in order. Forms of 16 and 32 bits multiply in
-float32 and round no row, with AMX too. A row therefore has the same bits in any batch and with any
-number of threads; without AMX, also with any instruction set. If a block of a row holds an infinity
-or a NaN, no result of the row is finite.
+float32 and do not round, also with AMX.
+
+A row therefore has the same bits in any batch and with any number of threads; without AMX, also
+with any instruction set. If a block of a row holds an infinity or a NaN, no result of the row is
+finite.
 """
 
 from abc import abstractmethod
@@ -221,7 +223,7 @@ def pack(
 def look_up(
     stored: StoredMatrix, in_features: int, ids: Tensor, implementation: str | None = None
 ) -> Tensor:
-    """Return rows of a matrix that is not packed, for an embedding that is not a head, too.
+    """Return rows of a matrix that is not packed, such as an embedding that is not also a head.
 
     Only the rows that are read take memory, if the matrix is mapped from a file.
 

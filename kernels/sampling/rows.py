@@ -9,9 +9,9 @@ from torch import Tensor
 class SamplingRows:
     """The sampling parameters of a step's rows, with summaries that the caller computes.
 
-    The summaries are Python values, with which an op can skip work without reading tensors. They
-    may claim too much, which only costs time (`any_top_k` without a row that uses top-k), but must
-    never claim too little.
+    The summaries are Python values, with which an op can skip work without reading tensors. A
+    summary may be true without need: `any_top_k` without a row that uses top-k only costs time. It
+    must never be false if a row needs the work.
 
     Attributes:
         temperature: `[batch]` float32; 0 means greedy.

@@ -1,10 +1,10 @@
 """Sampling in Triton without a sort of the vocabulary and without synchronisation with the host.
 
-A row is split over several blocks. The results differ from the reference only at the last bit:
-probabilities are added in fixed point (2**-38) instead of float32 or float64. A draw at the edge
-between two tokens may therefore go the other way, and so may a token up to which the mass equals
-`top_p` to seven digits. Within this implementation a row's result never depends on its batch. A
-token with less than 2**-38 of the mass is never drawn.
+A row is split over several blocks. Probabilities are added in fixed point (2**-38), and in the
+reference in float32 or float64, so results may differ in the last bit. A draw at the edge between
+two tokens may therefore choose the other token. With top-p, a token may be kept or removed if the
+mass up to it equals `top_p` to seven digits. Within this implementation a row's result never
+depends on its batch. A token with less than 2**-38 of the mass is never drawn.
 
 The kernels are in `triton_rows` (statistics, rank cut), `triton_draw` (draw, ranking) and
 `triton_edit` (penalties, biases, masks).

@@ -70,7 +70,8 @@ class Requests(ThreadPoolExecutor):
     def are_in_folder(self) -> bool:
         """Return whether all kernels that were requested so far were in Triton's folder.
 
-        To read one takes milliseconds. So if one is not ready soon, it is being compiled.
+        Reading a kernel from the folder takes milliseconds. So a kernel that is not ready soon is
+        being compiled.
         """
         _, missing = wait(self._futures, _READ_S)
         return not missing and not self.compiled

@@ -1,4 +1,4 @@
-"""What kernels of recurrences with decays share."""
+"""Functions that the kernels of recurrences with decays share."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

@@ -3,20 +3,21 @@
 From Hopper on, such a kernel may be resident before the stream's previous kernel has ended. This
 hides most of the 1 to 2 microseconds between two small kernels, also inside CUDA graphs.
 
-Every such kernel must follow one rule: each of its programs calls `wait_for_inputs` before it reads
-or writes anything except weights, even a program without work. When a kernel has finished, all
-kernels before it have then finished, too. Kernels of other libraries in between are safe, because
-they wait for all earlier work. FlashInfer's kernels wait after they have read their plan, which
-copies wrote.
+Every such kernel must follow one rule: each of its programs, even one without work, calls
+`wait_for_inputs` before it reads or writes anything except weights. So when a kernel has finished,
+all kernels before it have finished, too. Kernels of other libraries in between are safe, because
+they wait for all earlier work. FlashInfer's kernels first read their plan, which was copied before,
+and wait after that.
 
 `start_next` lets the next kernel start before this one ends. Norms and matrix products always call
-it. Attention, rotation and activation call it only in a step of one token (`lets_next_in`). There
-the product after them consists of small programs (`kernels.linear.triton_gemv`). Larger programs
-would hold memory that the rest of the previous kernel still needs. The decode step of the 8B shape
-at batch 1, before that kernel existed, took 4.38 to 4.42 ms in this way, 4.76 ms when every kernel
-called `start_next`, and 4.53 ms without dependent launch. Fetching weights into the L2 cache before
-the wait makes the step longer: by 2% with 16 KiB per program and by 25% with 256 KiB, both with
-`prefetch` and with bulk copies.
+it. Attention, rotation and activation call it only in a step of one token (`lets_next_in`), because
+the product after them then consists of small programs (`kernels.linear.triton_gemv`). Larger
+programs would hold memory that the rest of the previous kernel still needs.
+
+The decode step of the 8B shape at batch 1 was measured before `triton_gemv` existed. It took 4.38
+to 4.42 ms in this way, 4.76 ms when every kernel called `start_next`, and 4.53 ms without dependent
+launch. Fetching weights into the L2 cache before the wait makes the step longer: by 2% with 16 KiB
+per program and by 25% with 256 KiB, both with `prefetch` and with bulk copies.
 
 Source: CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization".
 """

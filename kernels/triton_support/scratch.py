@@ -1,7 +1,7 @@
 """Device memory that the programs of a launch share, such as counts of finished programs.
 
 Successive launches on a stream may use the same memory. Launches on two streams run concurrently
-and may not, so each stream has memory of its own.
+and may not, so each stream has its own memory.
 """
 
 from collections.abc import Callable

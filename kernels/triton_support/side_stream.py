@@ -1,8 +1,8 @@
 """A second stream, for work at the same time as a kernel that leaves much of the GPU idle.
 
-Memory must be allocated on the current stream before the fork, or be kept until the join, because
-the allocator reuses memory for later work of the stream on which it was allocated. In a CUDA graph
-a fork and a join are edges between kernels.
+The allocator reuses memory for later work of the stream on which it was allocated. So memory for
+the second stream must be allocated on the current stream before the fork, or be kept until the
+join. In a CUDA graph a fork and a join are edges between kernels.
 """
 
 from collections.abc import Iterator

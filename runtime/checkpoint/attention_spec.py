@@ -10,7 +10,7 @@ from runtime.checkpoint.rope_json import RopeConfig
 
 @dataclass(frozen=True)
 class PositionScale:
-    """A factor of queries that grows with their positions, so that long contexts keep sharp scores.
+    """A factor on queries that grows with their positions; it keeps scores sharp in long contexts.
 
     A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / context))`.
 
@@ -70,7 +70,10 @@ class AttentionSpec:
 
     @property
     def window_left(self) -> int:
-        """How many keys a query sees before its own (`window` includes its own); -1 for all."""
+        """How many earlier keys a query attends to (`window` also counts its own key).
+
+        -1 for all.
+        """
         return -1 if self.window is None else self.window - 1
 
     def uneven_parts(self, tp_size: int) -> list[str]:

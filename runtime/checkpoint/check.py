@@ -31,8 +31,8 @@ class CheckpointSummary:
         dtype: the type of most of these bytes: `float32`, `float16` or `bfloat16`.
         tensors: the used tensors, by their name in `ModelSpec.weights`, in the order of files and
             bytes; `TensorInfo.name` is the name in the file.
-        unused: names of tensors that the model has no use for and that are not known to be
-            superfluous, such as heads and adapters of training.
+        unused: names of tensors that the model does not use. Tensors that are known to be
+            superfluous, such as heads and adapters of training, are not among them.
     """
 
     total_bytes: int

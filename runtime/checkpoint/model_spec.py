@@ -40,8 +40,8 @@ class WeightSpec:
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
-        of: for a scale, the name of the quantized values that it belongs to; if the checkpoint has
-            floats instead of these, the scale is computed. For floats, the name of the quantized
+        of: the name of the quantized values to which a tensor belongs. For a scale: if the
+            checkpoint has floats instead of these values, the scale is computed. For floats: the
             values that they become.
         is_precise: whether its product is computed in float32 in every model.
     """
@@ -64,7 +64,7 @@ class WeightSpec:
 
 
 class Quantization(ABC):
-    """How a model's matrices are stored, if not as plain numbers. It is half of a method.
+    """The front half of a quantization method: how a model stores matrices, if not as numbers.
 
     The other half turns the stored tensors into parameters and products on the device. It is found
     in the registry `runtime.models.quantization`.
@@ -119,8 +119,8 @@ class PagedState:
     Attributes:
         num_kv_heads: key/value heads of all ranks together.
         head_dim: elements of a head.
-        window: number of keys that a query sees, with its own; `None` for all. Keys that no later
-            query sees need not be kept.
+        window: number of keys that a query attends to, including its own; `None` for all. Keys that
+            no later query needs may be dropped.
         form: format in which keys and values are stored, a name of `kernels.kv_forms`; `auto` for
             the model's type.
         is_whole: whether every rank keeps all heads.
@@ -171,9 +171,9 @@ class StatePart:
     Attributes:
         shape: the tensor's shape for one sequence, before ranks split it.
         split_dim: index of the dimension that ranks split.
-        num_shared, num_groups: the last elements of that dimension that belong to equal groups, and
-            the number of these groups; with fewer groups than ranks, several ranks keep a copy of
-            one.
+        num_shared, num_groups: the last `num_shared` elements of that dimension belong to
+            `num_groups` equal groups. With fewer groups than ranks, several ranks keep a copy of
+            one group.
         dtype: the tensor's type; `auto` for the model's type.
     """
 
@@ -434,17 +434,20 @@ class ModelSpec(ABC):
 
     @property
     def max_window(self) -> int | None:
-        """Largest number of keys that any query sees; `None` if a layer's queries see all keys."""
+        """Largest number of keys to which any query attends.
+
+        `None` if some layer attends to all.
+        """
         windows = [s.window for s in self.layer_states if isinstance(s, PagedState)]
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
 
     @property
     def grouped_window(self) -> int | None:
-        """Largest number of keys that a query of a windowed layer sees, if other layers see all.
+        """Largest number of keys to which a windowed layer's query attends, if others use all.
 
-        `None` if no such layer has a window, or all have one, or layers keep something else than
-        keys and values of their own.
+        `None` in three cases: no layer has a window, all have one, or a layer keeps something other
+        than its own keys and values.
         """
         windows = {s.window if type(s) is PagedState else -1 for s in self.layer_states}
         known = [window for window in windows if window is not None]
@@ -452,7 +455,7 @@ class ModelSpec(ABC):
 
     @property
     def image_cell(self) -> int:
-        """Side in pixels of an image token, if its position has a row and a column.
+        """Side in pixels of the square of an image token, if its position has a row and a column.
 
         0 if its position is its index in the sequence, as for any other token.
         """

@@ -1,6 +1,6 @@
 """Opens files of a model folder, only regular ones, so that opening and reading never block.
 
-A client that may name a folder may have put a pipe or a device there in place of a file. No torch.
+A client may name a folder, and may have put a pipe or a device there in place of a file. No torch.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class RopeConfig:
         theta: base of the frequencies.
         scaling: how frequencies are changed for longer contexts.
         parameters: settings of the scaling, as in `config.json` (`factor`, `beta_fast`, ...).
-        interleaved: whether neighboring elements rotate together; if not, elements at the same
-            place of a head's two halves do.
+        interleaved: whether neighboring elements rotate together. If not, an element of a head's
+            first half rotates with the element at the same place of the second half.
     """
 
     theta: float = 10000.0

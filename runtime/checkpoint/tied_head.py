@@ -21,13 +21,13 @@ _PIECE_BYTES = 1 << 22
 def with_head_of_files(folder: Path, model: ModelSpec) -> ModelSpec:
     """Return `model` with a head of its own, if the weights in `folder` have one.
 
-    As in `transformers`, `tie_word_embeddings` is then taken to be wrong: with the embeddings as
-    the head, every token would be wrong. Matrices of different types count as different. The
+    As in `transformers`, `tie_word_embeddings` is then taken to be wrong, because a wrong head
+    would make every output token wrong. Matrices of different types count as different. The
     comparison ends at the first difference.
 
     Args:
-        folder: the model's folder. Weights that cannot be read are not reported here but by
-            `check_model_folder`.
+        folder: the model's folder. Weights that cannot be read are reported by
+            `check_model_folder`, not here.
         model: the model as `config.json` describes it.
     """
     if not model.aliases or not folder.is_dir():

@@ -25,7 +25,8 @@ def own_names(model_path: str) -> frozenset[str]:
     """Return the names by which clients may request the folder that the server was started with.
 
     They are the name as given, the full path, and the path to which its links led at the start. If
-    a link leads elsewhere later, for example to a new release, the first two names follow it.
+    a link is changed later, for example to a new release, the first two names lead to the new
+    folder.
     """
     if not is_local(model_path) or model_path in DEMO_NAMES:
         return frozenset({model_path})

@@ -23,8 +23,8 @@ class Adapter:
         path: the path as it was given; empty if the tensors were sent instead.
         folder: the folder from which the workers read the adapter.
         rank: the largest rank of its matrices.
-        pinned: whether the adapter may be dropped only by unloading it. Others lose their place in
-            the workers' memory, or on the device, when other adapters need it.
+        pinned: whether the adapter stays in the workers' memory and on the device until it is
+            unloaded. Other adapters may be replaced when memory is needed.
         is_loaded: whether the workers have the adapter. If not, the next request for it loads it
             again.
         is_leaving: whether the adapter is being unloaded; new requests for it are refused.

@@ -45,15 +45,17 @@ class EngineLimits:
 
     @property
     def num_least_output(self) -> int:
-        """Number of output tokens for which a prompt must leave room."""
+        """The fewest output tokens for which a prompt must leave room."""
         return 1 if self.gives == "tokens" else 0
 
     @property
     def longest_kept(self) -> int | None:
-        """Length to which an overlong text is cut with its closing token kept; `None` if not kept.
+        """The length to which an overlong text is cut, keeping its closing token.
 
-        An embedding model may compute a text's vector from its closing token, so that token must
-        stay. For generation, texts have no closing token.
+        `None` if not kept.
+
+        An embedding model may compute a text's vector from its closing token, so the token must
+        stay. A text for generation has no closing token.
         """
         return self.context_len if self.allow_auto_truncate and self.gives != "tokens" else None
 

@@ -1,8 +1,9 @@
-"""The part of an answer that its readers have, so that another server can go on with the answer.
+"""A journal of an answer's chunks, from which another server can continue the answer.
 
-A server gives equal events for equal chunks. So it is enough to keep the chunks, in the order in
-which they were read. A second server takes the same HTTP request, reads the same chunks from the
-journal, and so makes the same events again. Then it goes on where the first server was cut off.
+A server that gets the same request and the same chunks writes the same events. So the journal holds
+only the chunks, in the order in which the endpoint read them. If the server dies, a second server
+gets the same HTTP request with the journal. It reads the chunks from the journal, so it writes the
+same events again. Then it continues where the first server was cut off.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Repeated:
 
 
 class AnswerJournal:
-    """The seeds and the chunks of all requests to the engine that one HTTP request makes."""
+    """The seeds and the chunks of all engine requests that one HTTP request makes."""
 
     def __init__(self, entries: Iterable[bytes] = ()) -> None:
-        """Repeat `entries`, which an earlier server's journal gave, then add to them.
+        """Repeat `entries`, which come from the journal of an earlier server; then record new ones.
 
         Raises:
             msgspec.DecodeError: bytes that are not an entry.
@@ -62,11 +63,11 @@ class AnswerJournal:
 
     @property
     def is_repeating(self) -> bool:
-        """Whether a chunk of the earlier server was not read yet."""
+        """Whether some chunks of the earlier server have not been read yet."""
         return bool(self._chunks)
 
     def seed(self, new: Callable[[], int]) -> int:
-        """Return the earlier server's seed of the next request without one; else a new one."""
+        """Return the seed of the next request that has none: the earlier server's, or a new one."""
         if self._seeds:
             return self._seeds.popleft()
         seed = new()
@@ -118,7 +119,10 @@ class AnswerJournal:
             self._give()
 
     def _give(self) -> None:
-        """Give the next chunk to its stream, once that is open; after the last, let all go on."""
+        """Pass the next recorded chunk to its stream, if it is open.
+
+        After the last chunk, let all continue.
+        """
         while self._chunks and not self._is_taken:
             chunk = self._chunks[0]
             if chunk.request_id >= len(self._repeated):
@@ -136,7 +140,7 @@ class StreamJournal:
     """Notes the chunks that are read from one stream."""
 
     def __init__(self, journal: AnswerJournal, number: int) -> None:
-        """Note them in `journal`, under the number of the stream."""
+        """Record chunks in `journal` under the stream's number."""
         self._journal = journal
         self._number = number
 

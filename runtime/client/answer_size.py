@@ -1,11 +1,11 @@
 """Bounds the size of the answer to one request, before any of it is computed.
 
-The time to compute a token limits the number of tokens in an answer. This module counts what
-multiplies an answer's size, such as a thousand log-probabilities or a hidden state for each token,
-or the prompt once for each sample.
+The time to compute a token limits the number of tokens in an answer. It does not limit what comes
+with the tokens. This module counts that: for example, a thousand log-probabilities or a hidden
+state for each token, or the prompt once for each sample.
 
-An HTTP request is counted as a whole, with all its prompts and samples. The offline engine counts
-each sample alone, because its answers lie in the caller's own memory.
+For an HTTP request, all prompts and samples are counted together. The offline engine counts each
+sample alone, because its answers are in the caller's own memory.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class EngineClient:
     Attributes:
         limits: bounds that every worker can meet; final once the workers are ready.
         accepting: false while the server is draining.
-        holds_requests: whether requests wait if no replica is ready, because one is being replaced
-            on purpose; else they are refused.
+        holds_requests: whether requests wait while no replica is ready because of a planned
+            replacement. If not, they are refused.
         links: the replicas, in the order of their numbers.
         calls: sends control messages to every replica and waits for their answers.
         grammars: compiles constraints; `None` if structured output is off.
@@ -427,7 +427,10 @@ class EngineClient:
         stream.wake.set()
 
     def _repeat(self, stream: StreamState, delta: TextDelta) -> bool:
-        """Hand a stream a chunk that another server gave; false if the stream has ended."""
+        """Pass a recorded chunk of another server to a stream.
+
+        Return false if the stream has ended.
+        """
         if not stream.is_open or self._streams.get(stream.request_id) is not stream:
             return False
         stream.weight_version = self.loaded.version

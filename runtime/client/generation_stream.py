@@ -239,7 +239,7 @@ class GenerationStream:
         return self._stream.link.rank
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever a chunk can be read, and at once if one can be read already."""
+        """Call `listener` whenever a chunk can be read, also now if one can be read already."""
         self._stream.wake.listener = listener
         if self._stream.wake.is_set:
             listener()

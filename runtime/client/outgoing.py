@@ -1,8 +1,8 @@
-"""Requests that are admitted and cannot be sent to a scheduler yet, and how they are sent later.
+"""Holds admitted requests that cannot be sent to a scheduler yet, and sends them later.
 
-A request waits here while its grammar compiles, while the gate is closed, or while no process takes
-it. The requests of a process that dies come back here. A new process continues such a request after
-the tokens that have arrived. The output is the one that the dead process would have given, because
+A request waits here while its grammar compiles, while the gate is closed, or while no process is
+ready for it. The requests of a process that dies come back here. A new process continues such a
+request after the tokens that have arrived. The output is the same as without the death, because
 sampling depends only on the seed and the position.
 """
 
@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class Outgoing:
-    """Holds requests that cannot be sent now, and sends them later; again if their process died.
+    """Holds requests that cannot be sent now, and sends them later.
+
+    Sends them again if their process dies.
 
     Attributes:
         gate: keeps requests back while weights change or generation is paused.
@@ -94,7 +96,7 @@ class Outgoing:
     # ---- on the way ----
 
     def hold(self, stream: StreamState) -> None:
-        """Hold a request until `go_on`, while its reader gets chunks of another server again."""
+        """Hold a request until `go_on`, while its reader gets recorded chunks of another server."""
         self._repeating.add(stream.request_id)
 
     def go_on(
@@ -246,7 +248,7 @@ class Outgoing:
         self.num_resumed += 1
 
     def send_waiting(self) -> None:
-        """Send the waiting requests that some process takes now, in the order of their arrival."""
+        """Send the waiting requests for which a process is ready, in the order of their arrival."""
         for stream in sorted(self._waiting.values(), key=lambda each: each.arrival):
             try:
                 self._send(stream)

@@ -23,8 +23,8 @@ class RequestRecord:
         input_ids: the prompt's ids; empty if embeddings were sent.
         sampling: the sampling parameters as requested.
         admitted_at: when the request left the queue; `None` if it never did.
-        first_token_at: when the first token was read here. If the answer is not streamed, when the
-            token was generated.
+        first_token_at: when the first token was read here. For an answer that is not streamed: when
+            the token was generated.
         outcome: how the request ended; `disconnect` if it was not read to the end.
         token_gaps: for each chunk after the first, the seconds since the previous chunk and the
             number of its tokens.

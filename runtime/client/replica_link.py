@@ -56,7 +56,10 @@ class ReplicaLink:
         self.prefixes.clear()
 
     def send_with_grammar(self, request: GenerateRequest, key: bytes, payload: bytes) -> None:
-        """Send a request with a grammar; leave out the compiled form if the scheduler has it."""
+        """Send a request with a grammar.
+
+        Omit the compiled grammar if the scheduler has it already.
+        """
         is_there = self._grammars.get(key) is not None
         if not is_there:
             self._grammars.put(key, True, loaded_size(payload))
@@ -64,5 +67,5 @@ class ReplicaLink:
         self.send(msgspec.structs.replace(request, grammar_key=key, grammar=grammar))
 
     def forget_grammars(self) -> None:
-        """Send every grammar again from now on: the scheduler's cache may have been dropped."""
+        """Forget which grammars the scheduler has, because its cache may have been dropped."""
         self._grammars.clear()

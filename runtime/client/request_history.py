@@ -26,7 +26,7 @@ Hold = Literal["grammar", "process", "restart", "disk", "update", "session", "pa
 
 
 class RequestTrace:
-    """The times of one request. They are `time.monotonic()`, or 0 for what has not happened.
+    """The times of one request, as `time.monotonic()`; 0 for an event that has not happened.
 
     Attributes:
         name: the tenant, and the request's `rid`.
@@ -172,7 +172,7 @@ class RequestHistory:
                 trace.forget_prompt()
 
     def _keep_system(self, trace: RequestTrace) -> None:
-        """Keep a request's system message if the prompt may have left the cache inside it."""
+        """Keep a request's system message if the prompt may first leave the cache inside it."""
         worker, text = trace.worker, trace.system_text
         if worker is None or worker.prefix is None or not text:
             return
@@ -194,7 +194,9 @@ class RequestHistory:
         return self._systems.get(trace.system, "")
 
     def find(self, name: str, tenant: str | None) -> list[RequestTrace]:
-        """Return the newest request of that name, or all samples of the newest one, in order.
+        """Return the newest request of that name.
+
+        Of a request with several samples, all of them in order.
 
         Args:
             name: a `rid`, the `rid` of a batch, or the id of an HTTP request.

@@ -1,12 +1,12 @@
 """Sessions: a request's prompt can continue the context of an earlier request of its session.
 
 A session is a tree of requests. Each request stores its own new tokens, its output, and how much of
-its parent's context it keeps. Its whole prompt is put together when it arrives. The keys and values
-are found again through the prefix cache, so a session itself costs four bytes a token of host
-memory and no memory on the device.
+its parent's context it keeps. When a request arrives, its whole prompt is put together from these.
+The prefix cache finds the keys and values again, so a session itself takes four bytes of host
+memory for each token, and no memory on the device.
 
 Each tenant (see `runtime.client.tenant`) has sessions of its own. It cannot see the sessions of
-others, and they do not count against its bound.
+others, and they do not count towards its limit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class SessionParams(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
     def or_none(self) -> SessionParams | None:
-        """Return `self`, or `None` if no field is set, because some clients send every field."""
+        """Return `self`.
+
+        `None` if no field is set, because some clients always send the empty object.
+        """
         return None if self == SessionParams() else self
 
 

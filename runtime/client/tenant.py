@@ -1,4 +1,4 @@
-"""The current tenant: whose request is being served.
+"""The current tenant: the owner of the request that is being served.
 
 A tenant is the owner of one key of `--api-keys-file`. Tenants share no cached prefixes and no
 names: sessions, `rid`s, stored responses, files and batches are looked up among the tenant's own.
@@ -36,8 +36,8 @@ def acting_for(tenant: str) -> Iterator[None]:
 def fits_beside_others(new: int, *, own: int, everyone: int, most: int) -> bool:
     """Whether a store that all tenants share accepts `new` more units from the current tenant.
 
-    After the addition, the store must have at least as much room left as the tenant uses. So a
-    tenant cannot lock the others out. The operator's own requests may fill the store.
+    After the addition, at least as much room as the tenant uses must remain free. So a tenant
+    cannot lock the others out. The operator's own requests may fill the store.
 
     Args:
         new: number of units to add; a unit is a byte or a token.
@@ -50,9 +50,9 @@ def fits_beside_others(new: int, *, own: int, everyone: int, most: int) -> bool:
 
 
 def next_to_yield(held: Mapping[str, int]) -> str:
-    """Return the tenant whose oldest object a full store removes: the one that uses most bytes.
+    """Return the tenant whose oldest object a full store removes: the one with the most bytes.
 
-    So a tenant can displace only its own objects, or those of a tenant that uses more.
+    So a tenant can remove only its own objects, or those of a tenant that uses more.
 
     Args:
         held: number of bytes that each tenant uses.

@@ -84,7 +84,7 @@ class RequestGate:
         return "session" if SESSION in self._reasons else "pause"
 
     def closed_for_s(self, reason: str) -> float:
-        """Return the seconds since `reason` was given; 0 if it does not hold."""
+        """Return the seconds since `reason` closed the gate; 0 if it does not close it now."""
         since = self._reasons.get(reason)
         return 0.0 if since is None else time.monotonic() - since
 

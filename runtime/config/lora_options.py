@@ -52,7 +52,7 @@ class LoraLimits:
         max_rank: largest rank of an adapter.
         target_modules: kinds of modules that adapters may change, such as `q_proj`.
         evicts_oldest: on the device, replace the adapter that was copied there first, instead of
-            the adapter that was unused for the longest time.
+            the least recently used one.
     """
 
     max_per_batch: int

@@ -1,4 +1,4 @@
-"""The settings of files as the third tier of the prefix cache."""
+"""The settings of the file tier, the third tier of the prefix cache."""
 
 from __future__ import annotations
 

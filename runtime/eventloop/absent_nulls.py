@@ -43,7 +43,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def without_nulls(value: Any, expected: Any) -> Any:
-    """Return `value` without the nulls of fields that the type `expected` allows to omit.
+    """Return `value` without the null fields that the type `expected` allows to omit.
 
     Nulls in lists stay, and so do those inside fields that are declared as plain JSON.
     """

@@ -1,7 +1,7 @@
 """Runs Python work that grows with a request: short work on the event loop, other on a thread.
 
-A thread shares the GIL with the loop. But the loop gets the GIL back after a switch interval, so it
-waits only that long, not for the whole work.
+A thread shares the GIL (Python's global lock) with the loop. But the loop gets the GIL back after a
+switch interval, so it waits only that long, and not for the whole work.
 """
 
 from __future__ import annotations

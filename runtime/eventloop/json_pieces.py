@@ -1,6 +1,6 @@
 """Encodes JSON that may be large: small JSON at once, large JSON in pieces while it is sent.
 
-Encoding a million log-probabilities at once would block the event loop for a second, and as Python
+Encoding a million log-probabilities at once would block the event loop for a second. As Python
 objects they would take a hundred times the memory of their numbers. So such a list stays packed
 until it is sent.
 """

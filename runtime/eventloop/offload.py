@@ -1,8 +1,8 @@
 """Runs work that grows with a request off the event loop, on a thread pool for each purpose.
 
-As each purpose has its own pool, a backlog of one kind of work does not delay other kinds. The
-threads are daemons, so the interpreter's exit does not wait for them; with `asyncio.to_thread` and
-`concurrent.futures` it would.
+Each purpose has its own pool, so a backlog of one kind of work does not delay other kinds. The
+threads are daemons, so the interpreter's exit does not wait for them; it would wait for those of
+`asyncio.to_thread` and `concurrent.futures`.
 
 A thread that holds the GIL stalls the loop. So the work must be done in a library that releases the
 GIL, or be cut into slices.
@@ -27,9 +27,9 @@ T = TypeVar("T")
 class OffloadPool:
     """A limited number of daemon threads for one purpose, with a limited queue.
 
-    A running job cannot be stopped if its caller gives up, after a timeout or because the client
-    has left. While such a job runs on, an additional thread takes its place, so there are at most
-    twice `workers` threads.
+    A running job cannot be stopped when its caller stops waiting for it, after a timeout or because
+    the client has disconnected. While such a job runs on, an additional thread takes its place, so
+    there are at most twice `workers` threads.
     """
 
     def __init__(self, name: str, *, workers: int, max_queued: int, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
 """Limits the number of blanks between two tokens of JSON.
 
-Blanks are spaces, tabs and line breaks. JSON allows any number of them, and a confused model would
-write blanks until its token limit. The limit is applied to the mask of allowed tokens. If it were a
-part of the grammar, every mask would cost three times as much, even in outputs without blanks.
+Blanks are spaces, tabs and line breaks. JSON allows any number of them, so a model might write
+blanks until its token limit. The limit is applied to the mask of allowed tokens. As a part of the
+grammar, it would make every mask three times as expensive, even in outputs without blanks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BlankTokens:
         return run + blanks if blanks and token_id in self._all_blank else blanks
 
     def bound(self, mask: MaskRow, run: int) -> None:
-        """Remove the tokens from a mask with which blanks would exceed `MAX_BLANKS`.
+        """Remove those tokens from a mask that would lead to more than `MAX_BLANKS` blanks.
 
         Inside a JSON string nothing is removed.
 

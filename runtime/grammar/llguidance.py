@@ -38,9 +38,9 @@ def _limits() -> LLParserLimits:
 class _Vocabulary:
     """A tokenizer in the form that the library needs. Added tokens are text, except special ones.
 
-    If the library read the tokenizer's file itself, tags such as `<tool_call>` would count as
-    special because of their brackets. Then they would be forbidden in free text, and a token of
-    this name would be allowed where the grammar requires its text.
+    If the library itself read the tokenizer's file, it would treat tags such as `<tool_call>` as
+    special tokens because of their brackets. Such a token would be forbidden in free text, and
+    allowed where the grammar requires its text.
 
     Attributes:
         tokens: bytes of each token.

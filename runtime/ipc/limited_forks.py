@@ -34,9 +34,9 @@ class ForkLimits:
         timeout_s: wall time, seconds.
         cpu_s: CPU time, seconds.
         memory_bytes: address space that the fork may use in addition to that of its parent.
-        patience_s: wall time to which a fork on a busy machine is extended, seconds. A fork that
-            has had less CPU time than a quarter of `timeout_s` at its time-out continues until its
-            CPU time is `timeout_s`. 0 for no extension.
+        patience_s: a longer time limit for a busy machine, wall time in seconds; 0 for none. If a
+            fork has used less than a quarter of `timeout_s` of CPU time when `timeout_s` is over,
+            it continues up to `patience_s`, until its CPU time is `timeout_s`.
     """
 
     timeout_s: float

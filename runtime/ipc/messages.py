@@ -121,7 +121,10 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ping(_Message, frozen=True):
-    """Ask the scheduler's loop for a reply, which proves more than a heartbeat does."""
+    """Ask the scheduler's loop for a reply.
+
+    A reply proves more than a heartbeat: messages are handled.
+    """
 
     call_id: int
 

@@ -75,7 +75,7 @@ def link_key(key: str) -> LinkKey | None:
 
 
 def keep_alive(socket: Any) -> None:
-    """Let a socket notice that its peer's host has vanished; call before bind or connect."""
+    """Make a socket notice when its peer's host vanishes; call before bind or connect."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_INTERVAL_S)

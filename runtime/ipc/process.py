@@ -183,7 +183,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, to follow its name, such as `was ended by SIGKILL`."""
+    """Return how a process ended, a text that follows its name, such as `was ended by SIGKILL`."""
     if code == DEVICE_LOST_CODE:
         return "ended because its device failed"
     if code < 0:

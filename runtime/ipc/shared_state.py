@@ -1,7 +1,8 @@
 """Heartbeats and gauges that child processes write to a shared file and the front process reads.
 
-A message would wait until a long prefill is computed; the file does not. A heartbeat shows that the
-loop of the scheduler or the detokenizer is running. The gauges are those after the last step.
+A message would wait while a long prefill is computed; the file can be read at any time. A heartbeat
+shows that the loop of the scheduler or the detokenizer is running. The gauges have the values after
+the last step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes standard error non-blocking: lines are queued, and a thread writes them.
 
-A pipe that is not read, or a stopped terminal, blocks its writer. Writing to a full device fails.
-None of these may stop a serving process. Lines that do not fit into the queue are dropped and
-counted. When lines are written again, an additional line reports the count.
+A pipe that is not read, or a stopped terminal, blocks the process that writes to it. Writing to a
+full device fails. None of these may stop a serving process. Lines that do not fit into the queue
+are dropped and counted. When lines can be written again, an additional line reports the count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line, generated from the configuration's fields; the only reader of the environment.
 
 For example, a field `max_total_tokens: int | None` becomes the option `--max-total-tokens N`. Each
-section of the configuration is a group of options in `--help`. So nothing is declared twice.
+section of the configuration becomes a group of options in `--help`.
 """
 
 from __future__ import annotations

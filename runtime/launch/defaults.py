@@ -134,7 +134,7 @@ def choose_kv_cache(
     model: ModelSpec,
     choices: Choices,
 ) -> str:
-    """Return the data type in which keys and values are kept, a name in `kernels.kv_forms`.
+    """Return the data type of the KV cache, a name in `kernels.kv_forms`.
 
     `auto` uses the checkpoint's type if the model's attention applies the checkpoint's scales.
 

@@ -93,8 +93,8 @@ def node_link(parallel: ParallelArgs, patience_s: float = NAME_PATIENCE_S) -> No
         patience_s: how long the host name of node 0 may stay unknown, seconds.
 
     Raises:
-        StartupError: node 0's address is unknown, is not this machine's although this is node 0, or
-            is public without a key; the message is one line.
+        StartupError: node 0's address is unknown; or this is node 0 and the address is not this
+            machine's; or the address is public and there is no key. The message is one line.
     """
     if parallel.nnodes == 1 or parallel.dist_init_addr is None:
         return None

@@ -1,8 +1,8 @@
 """Flags of the reference server (SGLang) that this server lacks: some are ignored, some refused.
 
 A flag that only chooses a kernel, a speed-up or a log detail is ignored with one warning line, so
-that existing command lines work. A flag that asks for other behaviour is refused with a reason,
-unless its value asks for nothing.
+existing command lines work. A flag that changes behaviour is refused with a reason, unless its
+value is the one that this server has anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What cannot go with a prefix cache in host memory and files (`--enable-hierarchical-cache`)."""
+"""Refuses options that do not work with a prefix cache in host memory and files.
+
+The option of this cache is `--enable-hierarchical-cache`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
     """Return `WorkerConfig.host_pool_ratio`.
 
     Raises:
-        StartupError: the ratio is out of bounds, or pages alone are not what a request goes on
-            from; the message is one line.
+        StartupError: the ratio is out of bounds, or the model or another option does not support
+            host memory for pages. The message is one line.
     """
     scheduling = config.scheduling
     ratio = scheduling.hicache_ratio

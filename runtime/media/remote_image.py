@@ -44,7 +44,7 @@ _LOW_32_BITS = 2**32 - 1
 
 
 def is_public(text: str) -> bool:
-    """Whether an IP address is public, and contains no other address that is not."""
+    """Whether an IP address is public, and does not embed another address that is not public."""
     try:
         # An address may have a zone, which names an interface of this machine; it is refused below.
         address = ipaddress.ip_address(text)

@@ -44,8 +44,8 @@ class CausalLM(Model):
 
     Attributes:
         is_recordable: whether `forward` has no branches that depend on the values of tensors, so
-            that a decode step can be recorded (`runtime.executor.recorded_steps`). The kernels of
-            experts on a CPU choose in Python which experts they multiply.
+            that a decode step can be recorded (`runtime.executor.recorded_steps`). Models with
+            experts have such branches on a CPU: Python chooses which experts are multiplied.
     """
 
     is_recordable: bool = False
@@ -80,8 +80,8 @@ class TextEncoder(Model):
 
     Attributes:
         head: computes the vector or the scores of a text from its tokens' vectors.
-        sees_backward_only: whether a token sees only earlier tokens and itself. Such a model needs
-            `EncoderBatch.attention`.
+        sees_backward_only: whether a token attends only to earlier tokens and itself. Such a model
+            needs `EncoderBatch.attention`.
     """
 
     head: TextHead
@@ -89,7 +89,7 @@ class TextEncoder(Model):
 
     @property
     def shared_grain(self) -> int:
-        """The number of tokens of which each length in `EncoderBatch.shared` must be a multiple.
+        """The unit of shared beginnings: lengths in `EncoderBatch.shared` must be multiples of it.
 
         It is 0 if the model does not support `EncoderBatch.shared`.
         """

@@ -52,10 +52,10 @@ class Family:
     Attributes:
         spec: function `(config, generation) -> ModelSpec` that reads `config.json`, without torch.
         model: class that runs the model, made from a spec and a `BuildContext`; needs torch.
-        head: function `(spec, config) -> ModelSpec` that changes the spec for an architecture with
-            another head than the family's, without torch. Empty if there is no such head.
-        texts: class that runs the model if it is to give vectors of texts. Empty if `model` itself
-            gives vectors or scores, or if the family cannot give vectors.
+        head: function `(spec, config) -> ModelSpec`, without torch, that changes the spec if the
+            architecture has another head than its family; otherwise empty.
+        texts: class that runs the model when it computes vectors of texts. Empty if `model` itself
+            computes vectors or scores, or if the family cannot.
         images: whether prompts may hold images.
     """
 

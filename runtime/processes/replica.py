@@ -71,7 +71,7 @@ async def _stacks_of(child: Child) -> str:
 
 @dataclasses.dataclass
 class _Renewal:
-    """The intended replacement of a worker, while it is in progress.
+    """A planned replacement of a worker that is in progress.
 
     Attributes:
         earlier: the configuration to restore if the new worker fails.
@@ -93,8 +93,8 @@ class Stoppable(Protocol):
 async def stop_child(child: Stoppable) -> None:
     """End a child process without blocking the event loop.
 
-    A process that does not end in time is left behind, with an error in the log: a killed process
-    that still exists hangs in a driver.
+    A process that does not end in time is left behind, with an error in the log. Such a process was
+    killed and still exists, so it hangs in a driver.
     """
     try:
         await _ENDINGS.run(child.stop)

@@ -1,8 +1,8 @@
 """Declares bounds of a body's fields in the OpenAPI document, without checking them.
 
-The decoder does not check these bounds: its message would lack the wrong value and the list of
-allowed values. Besides, an error about a value has a different body than one about malformed JSON.
-The code that checks a field uses the same constants as its declaration.
+The decoder does not check these bounds, because its message would not contain the wrong value and
+the allowed values. Also, the error for a wrong value has another body than the error for malformed
+JSON. The code that checks a field uses the same constants as its declaration.
 """
 
 from __future__ import annotations

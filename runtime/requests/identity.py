@@ -1,4 +1,4 @@
-"""The names and the time in an answer, which stay the same when another server repeats it."""
+"""The ids and the time in an answer, which stay the same when another server repeats the answer."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         open_ids: tokens that begin thoughts; empty if the output begins inside thoughts.
-        lead_ids: tokens at the start of an answer without thoughts, which the grammar does not
-            cover; only with `open_ids`.
+        lead_ids: tokens at the start of an answer without thoughts that the grammar does not cover;
+            only with `open_ids`.
         end_ids: tokens that end thoughts, at least one.
-        implied_ids: further tokens, each of which ends thoughts but belongs to the text after them.
-            With a grammar, that text is `bridge_ids`; it is the answer itself if the grammar allows
-            the token at its start.
+        implied_ids: further tokens that end thoughts. Such a token belongs to the text after the
+            thoughts. With a grammar, that text is `bridge_ids`, or the answer itself if the grammar
+            allows the token at its start.
         bridge_ids: tokens between such an end and the answer. With a grammar they are forced.
         budget: most tokens of thoughts; `None` for no bound.
         forced_ids: tokens that are forced when the budget is used up; they include `end_ids`.

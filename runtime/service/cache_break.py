@@ -18,9 +18,9 @@ class CacheBreak(TypedDict):
     """The first token of a prompt that is not in the prefix cache.
 
     `index` is the token's position in the prompt. `before` and `after` are the prompt's own text on
-    either side of it; text of other, cached prompts is never revealed. `kind` is `differs` if a
-    cached prompt continues with another token here. It is `new` if the cached prompt ends here, or
-    if its pages from here on were evicted.
+    either side of it; the text of other, cached prompts is never shown. `kind` is `differs` if a
+    cached prompt continues with another token at this position. It is `new` if the cached prompt
+    ends here, or if its pages from here on were evicted.
     """
 
     index: int

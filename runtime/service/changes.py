@@ -1,4 +1,4 @@
-"""Values of options that changed after the start, kept beside the options, which stay as parsed."""
+"""Holds the options that changed after the start; the parsed options themselves never change."""
 
 from __future__ import annotations
 

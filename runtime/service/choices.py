@@ -34,8 +34,8 @@ class _Run:
 class ChoicePlan:
     """Chooses the prompts to compute, so that few prefills score all `sequences`.
 
-    A sequence's last token is not computed, only its log-probability is read. Sequences that are
-    prefixes of a longer one share its prefill.
+    A sequence's last token is not computed, because only its log-probability is needed. If a
+    sequence is the beginning of a longer one, both share one prefill.
     """
 
     def __init__(self, sequences: Sequence[list[int]], start: int) -> None:

@@ -1,4 +1,4 @@
-"""Explains where a request's time went, what it waited for, and where it left the prefix cache.
+"""Explains how a request spent its time, what it waited for, and where it left the prefix cache.
 
 All times are measured: `RequestTrace` holds those of the front process, `WorkerTimes` those of the
 worker process.
@@ -181,7 +181,7 @@ async def explain_request(context: ServiceContext, name: str) -> list[Explained]
 
 
 def _is_told(trace: RequestTrace) -> bool:
-    """Whether the worker's times have come, or are not due: the request runs or was never sent."""
+    """Whether the worker's times have come, or will not: the request runs or was never sent."""
     return not trace.outcome or not trace.sent_at or trace.worker is not None
 
 
@@ -468,7 +468,7 @@ class _Reading:
         return "new prompt text", f"The cached prompts go up to token {told['index']}: {count}."
 
     def _beside_prompts_s(self) -> float:
-        """Return the seconds lost to prompts of other requests in the same or an earlier step."""
+        """Return the seconds that prompts of other requests added to this request's steps."""
         worker, trace = self._worker, self._trace
         usual_s = worker.usual_step_s
         if worker.plain_steps:

@@ -174,7 +174,7 @@ class NativeGeneration(Generation):
     """A request whose chunks are answers in the native API's format."""
 
     def __init__(self, outputs: list[Output], *, is_single: bool) -> None:
-        """Hold the outputs; with `is_single`, one sample's answer is an object, not a list."""
+        """Hold the outputs. With `is_single`, the answer is one object, else a list."""
         super().__init__([output.stream for output in outputs])
         self._outputs = outputs
         self._is_single = is_single

@@ -1,4 +1,4 @@
-"""What a route declares of its inputs and answers, from which `server.openapi` describes it."""
+"""A route's declaration of its inputs and answers, from which `server.openapi` describes it."""
 
 from __future__ import annotations
 

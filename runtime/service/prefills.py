@@ -71,8 +71,8 @@ async def prefill(
         rid: the caller's name for all prompts; aborting it aborts every prompt.
         prompts: token ids and requested log-probabilities of each prompt.
         param: the request field that has the prompts, for error messages.
-        most_tokens: the most tokens that may be computed for all prompts together. A greater
-            context length takes its place.
+        most_tokens: the most tokens that may be computed for all prompts together. If the context
+            is longer, its length is the limit.
 
     Raises:
         InvalidRequest: a prompt is invalid, or the prompts are too long together.
@@ -97,7 +97,7 @@ async def prefill(
 def check_tokens_together(
     context: ServiceContext, num_tokens: int, most_tokens: int, param: str
 ) -> None:
-    """Refuse a request that needs more tokens computed than a bound allows (`docs/limits.md`).
+    """Refuse a request for which more tokens must be computed than allowed (`docs/limits.md`).
 
     Args:
         context: the server's context.

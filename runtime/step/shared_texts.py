@@ -15,8 +15,8 @@ from runtime.step.step_plan import Int32Array, Int64Array
 class SharedTexts:
     """Finds how many tokens each text shares with an earlier text of the step.
 
-    A text is compared only with the latest text that shares nothing itself. This suffices, because
-    the texts of one request are adjacent.
+    A text is compared only with the latest text that shares nothing with an earlier one. This
+    suffices, because the texts of one request are adjacent.
     """
 
     def __init__(self, grain: int) -> None:

@@ -106,7 +106,7 @@ class WindowUpdate(_Part):
 
 
 class HostRun(NamedTuple):
-    """Copies of one direction, of which none writes what another one writes."""
+    """Copies in one direction, no two of which write the same page."""
 
     to_host: bool
     pages: Int32Array
@@ -114,7 +114,7 @@ class HostRun(NamedTuple):
 
 
 class HostCopies(_Part):
-    """Copies between pages and host memory, with the same effect as if made in order before a step.
+    """Copies between device pages and host memory; the result is as if they were made in order.
 
     Attributes:
         ticket: number of these copies, which grows from plan to plan.
@@ -187,7 +187,7 @@ class StateMoves(_Part):
 
 
 class ReportSpan(_Part):
-    """Consecutive prompt positions for which an extra output, such as log-probabilities, is due.
+    """Consecutive prompt positions whose extra output, such as log-probabilities, is reported.
 
     Attributes:
         index: index of the sequence in the step.
@@ -284,10 +284,10 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         samples: `[num_seqs]` bool, whether a token is sampled for the sequence.
         joins: requests that take a row, before the step.
         page_updates: changed entries of block tables, written before the step.
-        new_pages: `[num_decodes]` int32, the page that each decoding sequence's new token begins; 0
-            for none. `None` if no sequence begins a page.
-        report_spans: prompt positions for which extra outputs are due, at most one span for each
-            sequence and extra output.
+        new_pages: `[num_decodes]` int32, the page of each decoding sequence whose new token begins
+            a page; 0 for the others. `None` if no sequence begins a page.
+        report_spans: prompt positions whose extra outputs this step reports, at most one span for
+            each sequence and extra output.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
         image_spans: parts of `chunk_tokens` that stand for images, ascending.
         image_drops: digests of images whose vectors are dropped before this step.

@@ -1,9 +1,9 @@
 """Decodes token ids to text as they arrive, never ending a text with half a character.
 
 Joined together, the texts equal what the tokenizer decodes from all ids at once, with two intended
-exceptions. An incomplete character at the very end is dropped. And valid characters stay if byte
-tokens after them are invalid: the library turns the whole run into U+FFFD, but a stream has already
-shown the valid ones.
+exceptions. An incomplete character at the very end is dropped. The second exception concerns byte
+tokens: if invalid bytes follow valid characters, the library turns the whole run into U+FFFD. Here
+the valid characters stay, because the stream has already shown them.
 """
 
 from __future__ import annotations

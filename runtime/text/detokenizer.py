@@ -52,8 +52,8 @@ class Detokenizer:
     """The streams of all requests that run, by request id.
 
     Attributes:
-        is_midway: whether a step has begun to change streams and has not ended. A step that failed
-            before it changed any can be tried again.
+        is_midway: whether a step has begun to change streams and has not ended. If a step fails
+            before it has changed a stream, it can be tried again.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

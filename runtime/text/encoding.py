@@ -114,8 +114,9 @@ class TextEncoder:
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts that stand inside another text, one list for each.
 
-        Some tokenizers put a space before the text that begins a prompt, but not before a text
-        inside it. Those that put a space after every special token put it before these texts too.
+        Some tokenizers put a space before the text at the beginning of a prompt, but not before a
+        text inside it. Other tokenizers put a space after every special token, and so also before
+        these texts.
 
         Raises:
             InvalidRequest: a text has half a surrogate pair.

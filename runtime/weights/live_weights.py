@@ -1,8 +1,8 @@
 """Replaces, restores, reads, checks and releases the weights of a serving model, on one rank.
 
-An update is atomic on its rank: it is kept or undone as a whole. An undo reads the old weights from
-their folder again if that is unchanged. Otherwise each layer was copied to the host before it was
-replaced.
+An update is atomic on its rank: it is kept or undone as a whole. To undo an update, the old weights
+are read from their folder again if the folder is unchanged. If it is not, each layer is copied to
+the host before it is replaced.
 """
 
 from __future__ import annotations

@@ -96,8 +96,9 @@ def create_group(
 def _default_group_unbound() -> Iterator[None]:
     """Hide the GPU that the default process group is bound to, if any, while the block runs.
 
-    Otherwise torch would make the new group by splitting the default group's communicator. All
-    members of the default group would have to take part, and the trainer is not one of them.
+    Otherwise torch would make the new group by splitting the default group's communicator. Then all
+    members of the default group would have to take part, and only they could. But the trainer is
+    not a member of the default group.
     """
     default = dist.group.WORLD if dist.is_initialized() else None
     bound = None if default is None else default.bound_device_id

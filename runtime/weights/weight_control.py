@@ -227,9 +227,10 @@ class WeightControl:
     ) -> Outcome:
         """Replace some weights with tensors that a trainer broadcasts.
 
-        If the tensors arrive in host memory (Gloo), requests are served until all have come. With
-        NCCL no step runs meanwhile: NCCL's kernel waits on the GPU, where it could keep a kernel of
-        the ranks' own group from running. The workers' loops go on in both cases.
+        If the tensors arrive in host memory (Gloo), requests are served until all tensors have
+        arrived. With NCCL no step runs meanwhile: NCCL's kernel occupies part of the GPU while it
+        waits, and could keep a kernel of the ranks' own group from running. The workers' loops
+        continue in both cases.
         """
         self._refuse_replicas()
         load = LoadReceived(op.group_name)

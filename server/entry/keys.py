@@ -43,7 +43,10 @@ class Keys:
         )
 
     def tenant(self, scope: Scope) -> str:
-        """Return the name of the tenant whose key a request has; empty if it is no tenant's."""
+        """Return the name of the tenant whose key a request has.
+
+        Empty if it is not a tenant's key.
+        """
         return self._tenants.get(digest_of(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:

@@ -1,8 +1,8 @@
 """Refuses requests from web pages of other origins, which could reach a server on localhost.
 
-Leaving out CORS headers would not be enough. A browser sends `text/plain` posts across origins
-without a preflight request: the request would run, and only its response would be hidden from the
-page.
+It would not be enough to omit CORS headers. A browser sends `text/plain` posts across origins
+without a preflight request. The request would run, and the browser would only hide its response
+from the page.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _Headers:
 class Origins:
     """Detects requests from pages of other origins, and lets only harmless reads through.
 
-    Origins that the operator lists are allowed, and so are requests with a valid key, which a page
-    can only have from its user. Both get CORS headers. Pages that this server delivered have its
-    own origin and are allowed too.
+    Origins that the operator lists are allowed. Requests with a valid key are allowed too, because
+    a page can have the key only from its user. Both get CORS headers. Pages that this server
+    delivered have its own origin and are also allowed.
     """
 
     def __init__(self, allowed: Sequence[str], keys: Keys) -> None:

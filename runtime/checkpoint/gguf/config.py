@@ -133,7 +133,7 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
 
 
 def _of_first_layer(keys: OwnKeys) -> Keys:
-    """Return the keys with the first layer's number where layers have one each, and it is not 0."""
+    """Return the keys; a key with a number for each layer gets the first number that is not 0."""
     values = {
         key: next((each for each in v if each), v[0]) if isinstance(v, list) and v else v
         for key, v in keys.values.items()
@@ -191,7 +191,7 @@ def _read_factors(file: GgufFile, freqs: GgufTensor) -> list[float]:
 
 
 def _dtype(tensors: list[GgufTensor]) -> str:
-    """Return the type of most bytes; quantized blocks count as float32, the activations' type."""
+    """Return the number type that most bytes have; quantized blocks count as float32."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[_FLOAT_DTYPES.get(tensor.type.name, "float32")] += tensor.size_bytes

@@ -3,9 +3,9 @@
 A hostile file may have any number anywhere. So counts and lengths are checked against the file's
 size before anything is read or allocated, and arrays stay bytes until they are used.
 
-Source: the format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file has its magic,
-its version, the numbers of tensors and of keys, the keys, then the name, shape, type and offset of
-each tensor, and at last the tensors' bytes.
+Source: the format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with
+its magic, its version, the numbers of tensors and of keys, and the keys. Then come the name, shape,
+type and offset of each tensor, and last the tensors' bytes.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class OwnKeys(Keys):
 
 
 def _same(value: Any) -> Any:
-    """Return a number in place of an array that has the same number for each layer."""
+    """Return the number that an array repeats for each layer, in place of the array."""
     if isinstance(value, GgufArray) and not value.is_text and value.count:
         numbers = value.numbers() if value.data else []
         if numbers and all(number == numbers[0] for number in numbers):

@@ -1,8 +1,8 @@
 """Gives the tensors of a GGUF file the names and the order of a Hugging Face checkpoint. No torch.
 
 llama.cpp renames every tensor, stacks experts, interleaves the halves of rotated heads (Llama,
-Granite, SmolLM3) and adds one to Gemma's norms. All of that is undone or described here, so that
-other code does not depend on it.
+Granite, SmolLM3) and adds one to Gemma's norms. This module undoes these changes or describes them,
+so that other code does not depend on them.
 """
 
 from __future__ import annotations

@@ -45,15 +45,15 @@ class AttentionLayer:
             are the whole head. `None` if `run` must not rotate.
         interleaved: whether neighboring elements form the pairs that are rotated; see `RopeConfig`.
         q_norm, k_norm: `[head_dim]` weights of an RMSNorm that `run` applies to each head before
-            rotation, or `None`. `attend` does not apply it.
+            rotation, or `None`. `attend` does not apply them.
         eps: epsilon of that norm.
         zero_centered: whether that norm multiplies by `1 + weight` instead of `weight`.
         window_left: most earlier keys that a query sees besides its own; -1 for all.
         is_rounded: whether float32 operands may be rounded to bfloat16 before they are multiplied.
         value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
         softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
-        sinks: `[num_heads]` float32 or `None`: for each head one more score in the softmax, which
-            has no value.
+        sinks: `[num_heads]` float32 or `None`: an additional score of each head that takes part in
+            the softmax but has no value.
         is_latent: whether the pages hold latents (MLA): keys of one head, whose first `value_dim`
             elements are the values. The layer writes the latents itself and only calls `attend`.
     """
@@ -107,9 +107,9 @@ class StepLimits:
 class AttentionBackend(Protocol):
     """Writes keys and values to pages of the KV cache and computes attention over them.
 
-    `plan` runs once a step, the other methods once a layer. A layer makes its heads itself and
-    calls `write` and `attend`, or it calls `run`, which also norms and rotates the heads, in fewer
-    launches.
+    `plan` runs once a step, the other methods once a layer. A layer either calls `run`, or makes
+    its heads itself and calls `write` and `attend`. `run` also norms and rotates the heads, in
+    fewer launches.
 
     Attributes:
         is_graph_safe: whether a CUDA graph may capture all methods, because the host reads nothing
@@ -184,7 +184,7 @@ class SharesPrefixes(Protocol):
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
         """Send the groups of sequences with a common prefix to the device.
 
-        The groups hold for the following batches with `ForwardBatch.shares_prefixes`. The call
+        The groups apply to the following batches with `ForwardBatch.shares_prefixes`. The call
         returns without waiting; the device reads the groups when it runs a batch.
 
         Args:

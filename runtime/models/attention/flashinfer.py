@@ -1,4 +1,4 @@
-"""Attention with FlashInfer's kernels where the host knows the lengths, and Triton's elsewhere.
+"""Attention with FlashInfer's kernels if the host knows the lengths, and with Triton's otherwise.
 
 FlashInfer is used only on request (`--attention-backend flashinfer`), because its kernels are
 compiled at the first start, a minute or more each. Prompt chunks run FlashAttention-3 on a Hopper

@@ -59,8 +59,8 @@ class StateSteps:
         reads: `[num_seqs]` int64, for each sequence the slot of its states before its new tokens.
         save_indptr: `[num_seqs + 1]` int32, bounds of each sequence's saves in the `save_` tensors
             below. A save writes the states after one of the step's tokens to a slot.
-        save_ends: `[num_saves]` int64, index in the step of the last token that the saved states
-            have seen, plus one.
+        save_ends: `[num_saves]` int64, one more than the index, in the step, of the last token that
+            is part of the saved states.
         save_seqs: `[num_saves]` int64, index of each save's sequence.
         save_slots: `[num_saves]` int64, slots to which the states are written.
         is_decode: whether each sequence has one new token.
@@ -161,12 +161,12 @@ class ImageTokens:
 class ForwardBatch:
     """The new tokens of all sequences of a step, concatenated; those with one new token come first.
 
-    In a CUDA graph the tensors may be longer than the step. Tokens after `qo_indptr[-1]`, and
-    tokens of rows that pad a decode batch, are padding. Every op of a layer works on each row
-    independently, so padding rows may hold any numbers, even NaN, without an effect on other rows.
-    An op that reads across rows (the largest value of a tensor for one fp8 scale, the number of
-    tokens for each expert) must exclude padding: by `qo_indptr[-1]`, or by `slots`, which are
-    negative or on page 0 for all padding.
+    In a CUDA graph the tensors may be longer than the step. The tokens after `qo_indptr[-1]`, and
+    the tokens of rows that fill up a decode batch, are padding. Almost every op of a layer computes
+    each row independently, so padding rows may hold any numbers, even NaN. An op that reads across
+    rows (the largest value of a tensor for one fp8 scale, the number of tokens for each expert)
+    must exclude padding. It can do so by `qo_indptr[-1]`, or by `slots`, which are negative or on
+    page 0 for all padding.
 
     Attributes:
         input_ids: `[num_tokens]` int64.
@@ -178,28 +178,27 @@ class ForwardBatch:
         page_table: `[num_seqs, max_pages]` int32, the block table: each sequence's pages in order.
         num_decodes: number of sequences with exactly one new token at the start of the batch;
             `None` if only the device knows it.
-        logits_indices: `[num_samples]` int64, indices of the tokens that need logits. The model
-            returns its output for these tokens only; `None` means every token.
+        logits_indices: `[num_samples]` int64, indices of the tokens that need logits; the model
+            computes its output for these tokens only. `None` means every token.
         kv: one entry per layer.
         attention: the attention back end, planned for this batch.
         embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: indices of tokens whose
             embedding the caller gave, and these embeddings.
-        key_ends: `[num_tokens]` int32, for each token the number of its sequence's first keys that
-            it sees. It is set if some tokens see later tokens, as an image's tokens do. With
-            `None`, a token sees the keys up to its own.
+        key_ends: `[num_tokens]` int32: the token attends to this many first keys of its sequence.
+            It is set if some tokens attend to later tokens, as an image's tokens do. With `None`, a
+            token attends to the keys up to its own.
         images: the tokens that stand for images; `None` if there are none.
         rope_axes: `[3, num_tokens]` int64, rotary positions of time, row and column, if the three
             differ.
         cos_sin: `[num_tokens, head_dim]` float32, used instead of each layer's own rotary table.
             The model makes it from `rope_axes` and then sets `positions` to its row numbers.
-        whole_prompts: numbers of new tokens of the last sequences, in order, if these have no
-            earlier tokens. The keys and values that they need are also in the tensor of their
-            queries.
+        whole_prompts: the lengths of those prompts at the end of the batch that have no earlier
+            tokens, in order. Their keys and values are all in the same tensor as their queries.
         shares_prefixes: whether sequences may share their first keys, in the groups that were sent
             to the back end. It is set only if each sequence has one new token.
         host: host copies of lengths for a back end with `reads_host`; `None` inside graphs.
-        adapters: the LoRA adapters of the batch's tokens. Where the model drops tokens between
-            layers, it narrows the hidden states and `adapters` together.
+        adapters: the LoRA adapters of the batch's tokens. When the model drops tokens between
+            layers, it drops their entries in `adapters` too.
         states: the slots where recurrent states are read and written; `None` if the model has no
             such states.
         window: the pages of windowed layers; `None` if all layers share pages.

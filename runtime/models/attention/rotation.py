@@ -1,4 +1,4 @@
-"""The work that all back ends do before attention (rotate heads, write pages) and after it."""
+"""The work that all back ends share: rotate heads, write pages, cut values from the result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention on a GPU with Triton kernels over pages, planned on the device, safe in CUDA graphs.
 
-The keys of a whole prompt are still in the same tensor as its queries. Whole prompts use the
-device's fastest kernel for plain tensors where it is faster than the kernel over pages.
+The keys of a whole prompt are also in the same tensor as its queries. If the device's fastest
+kernel for plain tensors is faster for such a prompt than the kernel over pages, it is used.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TritonAttention:
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
     ) -> Sequence[int]:
-        """Return the lengths of the step's last whole prompts that the prompt kernel is to run."""
+        """Return the lengths of a step's last whole prompts that the prompt kernel computes."""
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
             return ()

@@ -54,7 +54,10 @@ class LatentDecoderSpec(DecoderSpec):
         )
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec.check`. Refuse determinism: products by heads are not batch-invariant."""
+        """See `ModelSpec.check`.
+
+        Refuse deterministic inference: products by heads are not batch-invariant.
+        """
         super().check(tp_size, deterministic=deterministic)
         if deterministic:
             raise StartupError(
@@ -64,7 +67,7 @@ class LatentDecoderSpec(DecoderSpec):
 
 
 def _stretch(rope: RopeConfig) -> float:
-    """Return the factor of queries and keys that YaRN's key `mscale_all_dim` asks for."""
+    """Return the factor on queries and keys that YaRN's key `mscale_all_dim` sets."""
     mscale = float(rope.parameters.get("mscale_all_dim", 0.0))
     factor = float(rope.parameters.get("factor", 1.0))
     if rope.scaling != "yarn" or not mscale or factor <= 1:

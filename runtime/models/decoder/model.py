@@ -188,9 +188,9 @@ class DecoderMLP:
 class DecoderLayer:
     """One layer: attention and a feed-forward block, with the family's norms before and after each.
 
-    The layer is computed in two halves, `attend` and `finish`. Tokens see one another only in
-    `attend`, so `finish` may be computed for some of the tokens. `mixer_of` and `mlp_of` make the
-    modules of the two halves.
+    The layer is computed in two halves, `attend` and `finish`. Only `attend` combines different
+    tokens, so `finish` may be computed for some of the tokens only. `mixer_of` and `mlp_of` make
+    the modules of the two halves.
     """
 
     __slots__ = (

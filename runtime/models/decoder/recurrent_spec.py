@@ -104,9 +104,9 @@ class DeltaNetSpec(RecurrentSpec):
         width: tokens that the convolution sees, including the newest.
         eps: epsilon of the norm of each head's output.
         has_flat_rows: the order of rows in checkpoints. If true, one tensor holds q, k and v of all
-            heads, and z and the two gates have a tensor each (Qwen3.5). Otherwise the rows of each
-            key head lie together: one tensor holds q, k, v and z, and another holds the gates
-            (Qwen3-Next).
+            heads; z and the two gates each have a tensor of their own (Qwen3.5). Otherwise one
+            tensor holds q, k, v and z, and another holds the gates; in each, the rows of one key
+            head are adjacent (Qwen3-Next).
     """
 
     num_key_heads: int
@@ -156,7 +156,7 @@ class DeltaNetSpec(RecurrentSpec):
         return weights + linear_weights(f"{name}.out_proj", f"{name}.o_proj", (hidden, values))
 
     def _products(self) -> list[tuple[str, str, int]]:
-        """Return each stored product: its target in our model, its shard, its rows in all."""
+        """Return each stored product: its target in our model, its shard, its total rows."""
         if self.has_flat_rows:
             values, heads = self.spans[2], self.num_value_heads
             inputs = [("in_proj", "qkv", sum(self.spans)), ("in_proj", "z", values)]
@@ -171,7 +171,7 @@ class DeltaNetSpec(RecurrentSpec):
 
 
 def check_time_steps(config: Keys) -> None:
-    """Refuse limits of Mamba's time steps, which no published model has.
+    """Refuse limits on Mamba's time steps, which no published model has.
 
     Raises:
         StartupError: `time_step_limit` sets a limit.

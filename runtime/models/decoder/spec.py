@@ -113,8 +113,8 @@ class DecoderSpec(ModelSpec):
             has one position.
         num_extra_layers: number of layers after the last one in a checkpoint. They predict further
             tokens and are not loaded.
-        is_causal: whether a token sees only earlier tokens and itself. If not, windows extend to
-            both sides.
+        is_causal: whether a token attends only to earlier tokens and itself. If not, windows extend
+            to both sides.
         position_scale: how the scale of queries grows with their positions; `None` if it is
             constant.
         has_norm_biases: whether the LayerNorms of the residual stream have biases.
@@ -368,7 +368,7 @@ def read_window_pattern(config: Keys, num_layers: int, pattern: int) -> frozense
     """Return the layers that have a window.
 
     The key `layer_types` lists them. If it is absent, `sliding_window_pattern` gives the size of
-    groups of layers: the last layer of each group sees all keys, the others have the window.
+    groups of layers: the last layer of each group attends to all keys, the others have the window.
 
     Args:
         config: keys of the model's `config.json`.

@@ -48,7 +48,7 @@ class DecoderTextEncoder(TextEncoder):
         return self.head.finish(hidden.float())
 
     def _reads_last_tokens(self) -> bool:
-        """Whether the head reads only each text's last token, so that others can skip work.
+        """Whether the head reads only the last token of each text, so other tokens can skip work.
 
         If the chosen experts are recorded, every token must be computed.
         """
@@ -106,11 +106,11 @@ class _Pages:
         self._caches: dict[tuple[bool, tuple[int, int, int]], KVCache] = {}
 
     def hold(self, batch: EncoderBatch) -> tuple[list[KVCache], Tensor, Tensor]:
-        """Return the layers' pages, the block table, and for each token its text's first slot.
+        """Return the layers' pages, the block table, and the first slot of each token's text.
 
-        A text that shares another text's beginning has the other text's pages first, then pages for
-        its own tokens. The shared keys are ready when they are read: a layer writes all keys before
-        it attends.
+        If a text shares its beginning with another text, its first pages are the other text's
+        pages; pages for its own tokens follow. The shared keys exist before they are read, because
+        a layer writes all keys before it attends.
         """
         lengths = torch.tensor(list(batch.lengths))
         counts = -(-lengths // _PAGE_SIZE)

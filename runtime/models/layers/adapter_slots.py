@@ -18,7 +18,7 @@ from kernels.lora import LoraBank, TokenSlots
 class AdapterSlots:
     """The LoRA adapters of the current step's tokens.
 
-    A CUDA graph replays what held when it was captured, so steps with adapters and steps without
+    A CUDA graph repeats the work that was captured. So steps with adapters and steps without
     adapters have different graphs.
 
     Attributes:

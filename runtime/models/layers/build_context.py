@@ -41,8 +41,8 @@ class BuildContext:
         max_positions: rows of the rotary table; `None` for the model's whole context.
         tp_rank, tp_size: this rank's index among the ranks that share each layer, and their number.
         all_reduce: sums a tensor over these ranks in place and returns it. Needed if `tp_size > 1`.
-        sum_place: returns, for a number of rows and a width, the tensor to which the next input of
-            `all_reduce` should be written, or `None` if any tensor is as good.
+        sum_place: returns the tensor to which the next input of `all_reduce` should be written, for
+            a number of rows and a width; `None` if any tensor will do.
         gather_columns: joins the ranks' `[num_rows, width]` along the columns, in order of rank.
             Without it each rank has the whole head.
         splits_experts: whether each rank holds some whole experts instead of a part of each expert.

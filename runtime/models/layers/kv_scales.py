@@ -26,9 +26,9 @@ class KvScales(WeightHolder):
     """The scales of one layer's keys and values, applied to attention's input and output.
 
     Keys are divided by their scale, and queries are multiplied by it. Values are divided by their
-    scale, and attention's output is multiplied by it. Kernels and caches therefore need no scales.
-    Scales are rounded up to powers of two: products with them are then exact, and an 8-bit float
-    has as many bits as with any other scale.
+    scale, and attention's output is multiplied by it. So kernels and caches need no scales. Scales
+    are rounded up to powers of two. Products with powers of two are exact, and an 8-bit float has
+    the same precision at every scale.
     """
 
     def __init__(self, sizes: tuple[int, int, int], has_norms: bool, context: BuildContext) -> None:

@@ -132,7 +132,9 @@ class Linear(WeightHolder):
         *,
         reduce: bool = False,
     ) -> None:
-        """Keep the parameters; `reduce` says that ranks hold parts of one sum.
+        """Keep the parameters.
+
+        With `reduce`, each rank's product is one part of a sum over the ranks.
 
         Raises:
             ValueError: a sum over ranks is needed and the context has none.

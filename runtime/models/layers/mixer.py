@@ -15,7 +15,7 @@ from runtime.models.layers.parameter import WeightHolder
 
 
 class Mixer(ABC):
-    """The part of a decoder layer in which the tokens of a sequence see one another.
+    """The part of a decoder layer that combines the tokens of a sequence.
 
     Attributes:
         name: name of the mixer's weights within the layer.

@@ -136,8 +136,8 @@ def _longrope(rope: RopeConfig, frequencies: Tensor, max_positions: int) -> tupl
     """Divide each frequency by a factor of its own, long or short for all sequences.
 
     The long factors are used if the longest sequence that is served exceeds the original context.
-    `transformers` chooses by the length of each sequence instead. A sequence that grows beyond the
-    original context would then need other keys than those that are cached for it and its prefix.
+    `transformers` chooses by the length of each sequence instead. Then, when a sequence grows
+    beyond the original context, all its keys would change, but the cached keys would not.
 
     Source: LongRoPE, arXiv 2402.13753.
     """

@@ -1,4 +1,4 @@
-"""The pipeline stage of a rank: the layers that it computes if stages share a model's layers."""
+"""The pipeline stage of a rank: the layers that the rank computes."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ class Layout:
         attention: the attention of each layer.
         split: names of the attention modules whose heads are split among ranks.
         quick: the forms of the attention modules that have a known form, by name.
-        mlps: the gated blocks whose gate and up products are computed as one, by name, each with
-            whether the checkpoint stores the two as one tensor.
+        mlps: the gated blocks whose gate and up products are computed as one, by name. The value
+            says whether the checkpoint stores the two as one tensor.
         stream_norms: names of each layer's norms by their places in our layers; `None` unless all
             layers add to a residual stream as our layers do.
         embedding: name of the embedding module.

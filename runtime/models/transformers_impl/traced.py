@@ -1,8 +1,8 @@
 """Builds a model of `transformers` on the meta device, and records one step through its modules.
 
-`config.json` alone does not describe a layer's attention, because each model has keys of its own.
-The calls of the attention interface during one forward pass describe it. Tensors on the meta device
-take no memory.
+The keys of `config.json` do not suffice to describe a layer's attention, because each model has
+keys of its own. The calls of the attention interface during one forward pass do. Tensors on the
+meta device take no memory.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from runtime.models.vision.tower import Normalize
 def one_thread(device: torch.device) -> Iterator[None]:
     """Let torch's operations run on this thread only; our kernels must be called outside.
 
-    The operations inside only move numbers, which one core does in well under a millisecond. torch
-    would give a part of each operation to another thread. On busy cores that thread waits for its
-    turn: a tower took 275 ms for three pictures of 64 tokens, and most of that time was waiting.
+    The operations inside only move numbers, for which one core needs well under a millisecond.
+    torch would split each operation among threads, and on busy cores the other thread waits for its
+    turn. A tower took 275 ms for three pictures of 64 tokens, mostly waiting.
     """
     if device.type != "cpu":
         yield

@@ -1,4 +1,4 @@
-"""SigLIP's vision tower: all patches of a square image see one another."""
+"""SigLIP's vision tower: all patches of a square image attend to one another."""
 
 from __future__ import annotations
 

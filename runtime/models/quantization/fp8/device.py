@@ -32,9 +32,8 @@ logger = logging.getLogger(__name__)
 class Device(DeviceMethod):
     """Stores matrices in 8-bit codes, in the form that the device can multiply.
 
-    A CPU multiplies in float32 and rounds activations. A GPU multiplies by the codes where its
-    kernels support the scheme, and otherwise converts them to 16 bits while they load ("widens"
-    them).
+    A CPU multiplies in float32 and rounds activations. A GPU multiplies by the codes if its kernels
+    support the scheme. Otherwise it converts them to 16 bits while they load ("widens" them).
     """
 
     def __init__(self, quantization: Quantization) -> None:
@@ -256,7 +255,7 @@ class _Reading(ABC):
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:
-        """Return the codes of the parameter `name`, which may also be the name of its scales."""
+        """Return the codes that belong to a parameter, given its name or the name of its scales."""
 
     @abstractmethod
     def _numbers(self, name: str, shard_name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The stored tensors of matrices in 4-bit or 8-bit codes, whatever computes their products."""
+"""The stored tensors of matrices in 4-bit or 8-bit codes, independent of any kernel."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from runtime.models.quantization.groups.codes import Codes, Reading
 def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
     """Stack the codes of several matrices along the rows.
 
-    Returns `None` if one matrix cannot hold them: a matrix has no codes, or forms or column orders
-    differ.
+    Returns `None` if they cannot be one matrix: one of them has no codes, or their formats or
+    column orders differ.
     """
     first = parts[0]
     if first is None:
@@ -63,8 +63,8 @@ def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
 def other_form() -> InvalidRequest:
     """Return the error for an update of a live model with codes of another form.
 
-    CUDA graphs hold the addresses of the codes in use, and kernels are compiled for their form. The
-    error undoes the update.
+    CUDA graphs hold the addresses of the codes in use, and kernels are compiled for their format.
+    The error undoes the update.
     """
     return InvalidRequest(
         "Codes on a GPU are replaced by codes of the same form: bits, groups, type of scales, "
