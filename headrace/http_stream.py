@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client for server-sent events, with a pool of connections.
 
-A general HTTP client takes more time per event than a fast server, so it could not measure one.
-This client takes a few microseconds, so one process can read tens of thousands of events per
-second.
+A general HTTP client takes more time per event than a fast server does, so it cannot measure the
+server. This client takes a few microseconds per event, so one process can read tens of thousands of
+events per second.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ Sampling = Mapping[str, Any] | None
 class _Merger:
     """Finds the new text in each chunk of one stream.
 
-    Our engine reports the new text of a chunk as `text_delta`. Other engines do not. For them the
-    stream is taken as cumulative if its second text begins with its first text.
+    Our engine reports the new text of a chunk as `text_delta`; other engines do not. If the second
+    text of such a stream begins with the first text, each text is taken to contain all earlier
+    text.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Makes `logprobs.content` of chat answers: one entry for each token of the answer's content.
 
-The text of an output is divided in three ways: into tokens; into thoughts and answer; and, by the
-tool-call parser, into content and calls. Positions in the text relate the three.
+The text of an output is divided in three ways: into tokens, into thoughts and answer, and (by the
+tool-call parser) into content and calls. Positions in the text say how these parts correspond.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class AnswerLogprobs:
         return {"content": content, "refusal": None}
 
     def _entries(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the entries known so far. `None` is yielded from time to time between them.
+        """Yield the entries known so far, with `None` between them from time to time.
 
-        While many tokens outside the content are skipped, `None` lets the caller pause.
+        `None` lets the caller pause while many tokens outside the content are skipped.
         """
         num_passed = 0
         limit = sys.maxsize if self._is_over else self._text.settled
@@ -127,7 +127,10 @@ class AnswerLogprobs:
         return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
-        """Yield the entries of this run's tokens; `kept` is the run's text that is content."""
+        """Divide `text` among tokens whose own texts, joined, differ from it.
+
+        Return one part for each.
+        """
         data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
         if kept != self._run or b"".join(data) != kept.encode():
             data = _shared_out(kept, data)

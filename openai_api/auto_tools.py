@@ -112,7 +112,7 @@ async def answer_or_calls(
 
 
 def _lets_text_pass(context: OpenAIContext) -> bool:
-    """Whether the free text of a grammar allows everything that the model writes besides calls."""
+    """Whether the free text in a grammar allows everything that the model writes besides calls."""
     parsers = context.parsers
     # Thoughts may be marked by special tokens, which a grammar's free text excludes, unless the
     # engine handles thoughts itself. And without an end-of-text token, the grammar would end the

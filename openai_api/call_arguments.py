@@ -30,8 +30,8 @@ class WrittenArguments(dict[str, Any]):
 def told_arguments(told: object) -> dict[str, Any] | str:
     """Return the arguments of an earlier call for a chat template: an object, or else their text.
 
-    The text may be no JSON object, because a model may write anything and its output may be cut.
-    Such a text is rendered as it is: earlier turns are never refused.
+    The text may not be a JSON object, because a model may write anything and its output may be cut.
+    Such a text is rendered as it is, so that a conversation with it is not refused.
 
     Args:
         told: the request's field, which may be any JSON value. None means an empty object.
@@ -77,8 +77,8 @@ def arguments_text(arguments: object) -> str:
 class ObjectText:
     """Completes the text of a call's arguments to a valid JSON object, for clients that need one.
 
-    Text is passed on as long as it is the beginning of a JSON value that does not nest too deep.
-    From the first character that breaks this, the rest of the text becomes a JSON string.
+    Text is passed on as long as it is the beginning of a JSON value that is not nested too deeply.
+    From the first character that violates this, the rest of the text becomes one JSON string.
     """
 
     def __init__(self) -> None:

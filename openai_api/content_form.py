@@ -1,9 +1,9 @@
 """Finds in which form a chat template reads a message's content: text, a list of parts, or either.
 
-Many templates accept both forms. But some loop over parts, and silently drop a plain text. Some
-print a list as Python writes it. Some differ by role. So each role is rendered with a test message
-in both forms. (vLLM looks for loops in the template's syntax tree and decides once for all roles.)
-The syntax tree is used here only to see whether the template can read parts at all.
+Many templates accept both forms. But some loop over parts and silently drop a plain text, some
+print a list as Python writes it, and some differ by role. So each role is rendered with a test
+message in both forms. (vLLM looks for loops in the template's syntax tree and decides once for all
+roles.) The syntax tree is used here only to see whether the template can read parts at all.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """An event: a call ends. If it is not complete, its arguments are cut off or not JSON."""
+    """An event: a call ends. If it is not complete, its arguments were cut off or are not JSON."""
 
     index: int
     is_complete: bool

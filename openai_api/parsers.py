@@ -96,8 +96,8 @@ class ParserSet:
         reasoning: the reasoning parser's class; `None` for no parser.
         tools: the tool-call parser's class; `None` for no parser.
         thinking: the tokens that mark reasoning; `None` if single tokens do not mark it.
-        hidden_markers: whether a text that marks reasoning is a special token, which outputs hide
-            by default.
+        hidden_markers: whether a text that marks reasoning is a special token. Outputs hide such
+            tokens by default.
         call_form: the format of calls for grammars; `None` if the tool-call parser has none.
         special_calls: whether a text that marks calls is a special token.
     """

@@ -2,8 +2,8 @@
 
 A rendered prompt does not show whether the template or a message wrote an `<|im_end|>`. So the
 request's texts are marked before rendering: a random number is inserted after the first character
-of each special token. The rendered text is then cut at these numbers, and the tokenizer encodes the
-pieces one by one. So it finds only those special tokens that the template wrote.
+of each special token. The rendered text is cut at these numbers, and the tokenizer encodes the
+pieces one by one. So it finds only the special tokens that the template wrote.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds out whether a chat template is harmless, so that it may be rendered in this process.
 
 A template is harmless if it has only constructs whose cost grows no faster than the request's
-values and the written text. A template with another construct need not be hostile, but it is
-rendered in a process that can be killed. The less obvious rules exclude:
+values and the written text. A template with any other construct is rendered in a process that can
+be killed, although it may not be hostile. The less obvious rules exclude:
 
 - operations that are short to write and expensive to run: powers, padding, repetition, `slice`;
 - containers that grow inside the template, because one may hold the same text many times;

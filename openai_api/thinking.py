@@ -25,7 +25,7 @@ def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool
 
 @dataclass(frozen=True)
 class _Wish:
-    """The field of the request for which the engine must know where thoughts end."""
+    """The field of the request because of which the engine must know where thoughts end."""
 
     field: str
     budget: int | None

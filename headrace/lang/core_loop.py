@@ -26,8 +26,7 @@ class Threads:
     """Daemon threads for code that may block.
 
     A thread is started when none is idle, and ends when it has been idle for some time. The number
-    of
-    threads has no limit: with a limit, work that waits for other queued work might never end.
+    of threads has no limit: if it had one, work that waits for other, queued work might never end.
     Callers must limit the work instead.
     """
 

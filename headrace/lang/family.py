@@ -1,8 +1,8 @@
 """The state that a program shares with its forked children: one lock, and the waiting readers.
 
 The frontend's event loop and the program's function (its body) change this state. A reader
-registers a condition and is woken when the condition holds. No reader waits longer than the program
-runs, so every condition must hold at the program's end.
+registers a condition and is woken when the condition holds. Every condition must hold at the latest
+when the program ends, so that no reader waits longer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs one program many times, with as many runs at a time as the server can use.
 
-Plain functions run in one thread, one after the other, because most only append and return. When a
-function waits for a variable, or takes long, another thread continues with the next one.
+Plain functions run in one thread, one after the other, because most of them only append and return.
+When a function waits for a variable, or takes long, another thread continues with the next
+function.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class Relay:
     """Passes the answer to one request from replicas to its client.
 
     A streamed answer is sent to the client while it is made. If its replica dies, the next replica
-    gets the journal of the part that was sent. It makes the same lines again, and this class skips
-    them. Skipped lines are counted and not compared, because a line may contain a duration. Any
-    other answer to a POST request is sent when it is complete.
+    gets the journal of the part that was sent. The next replica makes the same lines again, and
+    this class skips them. Skipped lines are counted and not compared, because a line may contain a
+    duration. Any other answer to a POST request is sent when it is complete.
     """
 
     def __init__(self, call: HttpCall, send: Send, *, may_resume: bool) -> None:

@@ -202,8 +202,8 @@ async def refused_stream(
 ) -> AsyncGenerator[Event, None]:
     """Yield the events of a response to a conversation that is too long.
 
-    The error is an event, because agents that find its code in a stream shorten the conversation.
-    An HTTP error status makes them give up.
+    The error is an event because agents shorten the conversation when they find its code in a
+    stream. With an HTTP error status they stop.
     """
     response = _new_object(response_id, request, context)
     response |= {"status": "in_progress", "store": False}

@@ -37,8 +37,8 @@ class _Arguments:
 
     Attributes:
         is_done: whether the arguments, and with them the call, are over.
-        is_at_end: whether the arguments ended before one of `ends`, the texts that follow every
-            call in the family's format.
+        is_at_end: whether the arguments ended right before one of `ends`, the texts that may follow
+            a call in the family's format.
         is_held: whether the unread text may be the beginning of one of `ends`.
     """
 

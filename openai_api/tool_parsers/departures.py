@@ -21,8 +21,8 @@ def departing(words: Mapping[str, str]) -> str:
     """Return a regex that matches a text up to the first character that departs from all `words`.
 
     Args:
-        words: maps each word to the regex that must follow it. With an empty one, a text must not
-            begin with the word. No word may be the beginning of another. A backslash is never
+        words: maps each word to the regex that must follow it. If the regex is empty, a text must
+            not begin with the word. No word may be the beginning of another. A backslash is never
             matched, because it could begin an escape that spells a word.
     """
     common = _common(list(words))[:_RUN]

@@ -70,8 +70,9 @@ class CallForm:
         closing: the text after the last call of a series; `None` if each call has a trigger.
         stands_alone: whether an output may consist of calls only.
         no_call: set if calls at the beginning of an output need no trigger, and no text follows
-            them. Given the offered functions' names, it returns a regular expression. It matches
-            the shortest beginnings that show that an output does not begin with a call.
+            them. It is a function from the offered functions' names to a regular expression. The
+            expression matches the shortest beginnings that show that an output does not begin with
+            a call.
         others: other formats that the family's models write and its parser reads.
     """
 

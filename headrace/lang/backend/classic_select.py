@@ -76,8 +76,8 @@ def own_tokens(window: Sequence[Entry], choice: str, prompt_len: int) -> list[En
         choice: the text of the choice.
         prompt_len: number of tokens of the prompt alone.
 
-    The second entry is the prompt's last token, unless the choice has merged with this token. They
-    have not merged if the texts of the later entries together are the choice.
+    The second entry is the prompt's last token, unless the choice has merged with this token. If
+    the texts of the later entries together are the choice, the two have not merged.
     """
     num_boundary = min(prompt_len, _BOUNDARY_TOKENS)
     rest = list(window[num_boundary:])

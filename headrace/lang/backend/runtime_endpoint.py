@@ -73,8 +73,8 @@ class RuntimeEndpoint(AsyncBackend):
     ) -> None:
         """Ask the server for its model, and choose the chat template.
 
-        If the server dies, waiting requests fail: after 2 s of silence the server is asked for its
-        model, twice, with 4 s for each answer.
+        If the server dies, waiting requests fail. To detect this, the server is asked for its model
+        after 2 s of silence, twice, with 4 s for each answer.
 
         Args:
             base_url: URL of the server, `http://HOST:PORT`.
