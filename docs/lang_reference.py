@@ -121,16 +121,18 @@ def _summary(found: Any) -> str:
 def _sections(found: Any) -> Iterator[str]:
     """Yield the entries of a docstring's sections as lines of a Markdown list."""
     entries: list[str] = []
-    section = ""
+    section, is_first = "", True
     for line in _paragraphs(found):
         if match := _SECTION.match(line):
-            section = match[1]
+            section, is_first = match[1], True
         elif section and line.strip():
             indent = len(line) - len(line.lstrip())
-            if indent > 4 or (section in ("Returns", "Yields") and entries[-1:] == ["\0"]):
+            # `Returns` and `Yields` have one entry, whose lines have the same indent.
+            if not is_first and (indent > 4 or section in ("Returns", "Yields")):
                 entries[-1] += " " + line.strip()
             else:
                 entries.append(_entry(section, line.strip()))
+            is_first = False
     if entries:
         yield ""
         yield from entries
