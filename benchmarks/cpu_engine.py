@@ -3,14 +3,14 @@
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
     python -m benchmarks.cpu_engine --beside-adapter --shape 135m 0.6b
 
-The second command measures the same engine with `--model-impl transformers` instead of `generate`,
-to show what a model costs for which we have no family.
+The second command compares with the same engine under `--model-impl transformers`, instead of
+`generate`. It shows what it costs to serve a model without a family of its own.
 
 Both sides get random weights of the same shape and prompts of 128 random ids; decoding is greedy
-and ignores the end-of-sequence token. Output tokens per second are all tokens of the batch over the
-time from the last request's first token to the end, so they do not include prefill, which is timed
-separately. A figure is the best of `--repeat` runs. The sides alternate; other load on the machine
-only makes a run slower, so the best run is the least disturbed.
+and ignores the end-of-sequence token. Output tokens per second are all tokens of the batch, divided
+by the time from the last request's first token to the end. So they do not include prefill, which is
+timed separately. A figure is the best of `--repeat` runs. The sides alternate. Other load on the
+machine only makes a run slower, so the best run is the least disturbed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ measured on an H200 with the 8B shape in bfloat16 (`benchmarks/results/h200/READ
 prompt tokens per second, and 4.1 ms for a decode step, plus 25 microseconds for each further row.
 All times in the report are simulated.
 
-A session is that of an agent. It begins with a system text that all sessions of its kind share.
+A session is that of an agent. It begins with a system text, which all sessions of one kind share.
 Each turn sends the whole conversation with the previous answer and a tool's result. A tool runs
 between turns. One turn in eight returns to an earlier turn (a branch). One session in sixteen
 changes a line of its system text half-way; nothing after this line can then be reused.

@@ -12,10 +12,10 @@ hop counts once. Functions of the front that have waited since the prompt arrive
 token. A **climb** is a hop from a lower package to a higher one, by the order of imports in
 `pyproject.toml`.
 
-Some hops **hand on** the prompt or the token. They are on the stack when the prompt arrives, and
-when it goes to the next process, to the queue and to the model. For a token, they are on the stack
-when it goes to its request, to the next process, to its stream, to the stream's reader and to
-uvicorn. The other hops are queries, which return.
+Some hops **hand on** the prompt or the token: they are still on the call stack when it goes
+further. For a prompt, that is the moment when it goes to the next process, to the queue and to the
+model. For a token, it is when the token goes to its request, to the next process, to its stream, to
+the stream's reader and to uvicorn. The other hops are queries, which return before that.
 
 The followed prompt is the second of two, so that work at first use is done before. The followed
 token is the last one, because the first token takes another path, with the head of the answer.

@@ -1,16 +1,16 @@
-"""Carry out `docker/Dockerfile` without a container engine, and try the image that it would give.
+"""Carry out `docker/Dockerfile` without a container engine, and test the resulting image.
 
     sudo python -m tools.image_commands [--python PREFIX] [--keep FOLDER]
 
-A stand-in for `docker build` and `docker run` on a machine that has neither. Each stage is a root
-of its own: an overlay over this machine's file system, which stays as it is. The instructions of
-the file are carried out in it: `COPY`, `RUN`, `ENV`, `WORKDIR`. The entry point then runs as the
-image's user, without rights, in namespaces of its own. It is tried as an operator would try it: no
-start without keys, a health check, an answer, a drain.
+It replaces `docker build` and `docker run` on a machine that has neither. Each stage has a root
+directory of its own: an overlay over this machine's file system, which stays unchanged. The
+instructions `COPY`, `RUN`, `ENV` and `WORKDIR` are carried out in it. The entry point then runs as
+the image's user, without privileges, in namespaces of its own. The test does what an operator would
+do: it checks that the server does not start without keys, the health check, an answer, and a drain.
 
-Not shown by this: the base image (this machine's Python and C++ compiler stand in for it, so parts
-of commands that call `apt-get` are skipped), and `HEALTHCHECK` and `EXPOSE` as an engine reads
-them. `TORCH_BACKEND` is `none`: torch comes from the package index that pip is configured with.
+Not tested: the base image, and how an engine reads `HEALTHCHECK` and `EXPOSE`. This machine's
+Python and C++ compiler replace the base image, so parts of commands that call `apt-get` are
+skipped. `TORCH_BACKEND` is `none`: torch comes from the package index that pip is configured with.
 Needs root and Linux.
 """
 

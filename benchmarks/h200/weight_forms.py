@@ -178,7 +178,7 @@ FP8_TILES = [
 def tune_fp8(weights: Weights, rows: int, num_tokens: int, columns: int) -> dict[str, float]:
     """Time tiles of the product with up to 64 tokens, whose activations are rounded already.
 
-    One token is not rounded; it is only rounded in `chosen`.
+    `chosen` rounds the activations of one token; the tuned products do not.
     """
     x = round_tokens(random(num_tokens, columns), Rounding())
     calls: dict[str, Callable[[Fp8Linear], Tensor]] = {}
