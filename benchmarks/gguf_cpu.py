@@ -135,7 +135,7 @@ async def prompt(engine: EngineTarget, ids: list[int]) -> float:
 
 
 def read_speed(num_bytes: int) -> float:
-    """Return the bytes per second of a sum over memory, the best of 5."""
+    """Return how many bytes per second a sum over an array reads, the best of 5 runs."""
     memory = torch.ones(num_bytes // 8, dtype=torch.int64)
     best = float("inf")
     for _ in range(5):

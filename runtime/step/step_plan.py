@@ -106,7 +106,7 @@ class WindowUpdate(_Part):
 
 
 class HostRun(NamedTuple):
-    """Copies in one direction, no two of which write the same page."""
+    """Copies to host memory, or from it; no two of them write the same page."""
 
     to_host: bool
     pages: Int32Array
@@ -114,7 +114,7 @@ class HostRun(NamedTuple):
 
 
 class HostCopies(_Part):
-    """Copies between device pages and host memory; the result is as if they were made in order.
+    """Copies between device pages and host memory; their result is that of copying in order.
 
     Attributes:
         ticket: number of these copies, which grows from plan to plan.

@@ -88,7 +88,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.get("/health_generate", openapi_extra=operation(others={503: failed}))
     async def health_generate() -> Response:
-        """Return 200 once the engine makes a token: for the probe, or for any other request."""
+        """Return 200 if the engine makes a token in time, for a probe or for another request."""
         if why_not_healthy(context) is not None:
             return _answer(context, why_not_healthy(context))
         if await _is_alive(context):
