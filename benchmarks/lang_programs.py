@@ -144,7 +144,7 @@ def run_kinds(sgl: Any) -> list[str]:
 
 
 def hold_programs(sgl: Any, num: int) -> dict[str, Any]:
-    """Start `num` programs whose answers are not read yet, and measure what they hold."""
+    """Start `num` programs without reading their answers; measure their threads and memory."""
     ask, _ = make_programs(sgl)
     ask.run(question="Warm up.").sync()
     before = _resident_bytes()

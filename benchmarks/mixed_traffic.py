@@ -212,7 +212,7 @@ class Traffic:
         return httpx.AsyncClient(base_url=self._url, timeout=_TIMEOUT_S, verify=False)
 
     async def come_and_go(self, number: int, until: float) -> None:
-        """Run one client after another until `until`; each opens its own connections."""
+        """Run one client after another until the time `until`; each opens its own connections."""
         count = 0
         while time.monotonic() < until:
             async with self._client() as client:

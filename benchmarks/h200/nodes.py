@@ -11,10 +11,11 @@ Each way is a server with random weights, measured in turn by `benchmarks.h200.c
 - `stages`: `--pp-size 2`, one node;
 - `two-stages`: `--pp-size 2` as two "nodes".
 
-Before the cases, each server answers the same greedy prompts; the tokens that agree with those of
-the first way are counted. Random weights have many near ties, so ways whose sums are rounded
-differently part after some tokens. Sums of the same library are rounded alike. A stage draws its
-random weights by itself, so the tokens of stages are others.
+Before the cases, each server answers the same greedy prompts, and the tokens that agree with those
+of the first way are counted. With random weights many tokens are almost equally likely. If two ways
+round their sums differently, their outputs therefore differ after some tokens. Two ways that sum by
+the same library round alike. Each stage draws random weights of its own, so the servers with stages
+answer with other tokens.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def tune(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) 
 
 
 def host_us(call: Callable[[], object], times: int = 50) -> float:
-    """Return the host's microseconds for a call, with few enough calls to never fill the queue."""
+    """Return the host's microseconds for a call; `times` calls must fit into the GPU's queue."""
     call()
     torch.cuda.synchronize()
     started = time.perf_counter()

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # One thread writes. Several read, because requests wait for them.
 _NUM_READERS = 4
-# Most host pages that wait for a disk at a time; others must be able to take their place.
+# The most host pages that wait for a disk at a time. They cannot be evicted meanwhile.
 _MOST_WRITES = 64
 # A request goes on without pages that were not read in this time, seconds.
 _MOST_WAIT_S = 5.0

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Namespaces that begin with these mean something else after a restart: weights that were loaded
-# while serving, and adapters, whose numbers are given anew. Names of clients begin otherwise.
+# Namespaces with these prefixes name something else after a restart: weights that were loaded while
+# serving, and adapters, which get new numbers. No client's namespace has these prefixes.
 WEIGHTS, ADAPTER = "weights ", "lora "
 _FOR_FILES, _NOT_FOR_FILES = b"\1", b"\0"
 

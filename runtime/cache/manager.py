@@ -151,7 +151,7 @@ class CacheManager:
         common = self.tree.common_after(node, tokens[num_cached:])
         num_loaded = block_table.num_loaded * self.page_size
         if common.num_tokens < num_loaded:
-            # Of what follows in host memory nothing is known.
+            # The pages after those in host memory were not compared.
             common = CommonPrefix(num_loaded, differs=False)
         is_empty = node.parent is None and not node.children and not num_loaded
         index = num_cached + common.num_tokens
@@ -200,7 +200,7 @@ class CacheManager:
         if self.states is not None:
             num_tokens = block_table.num_shared * self.page_size
             if block_table.resume_pages:
-                # The states come back from host memory.
+                # The request resumes from a snapshot in host memory, not from the node's.
                 node = None
             block_table.state_hold = self.states.begin(node, num_tokens)
 

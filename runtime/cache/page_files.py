@@ -31,7 +31,8 @@ KEY_BYTES = 16
 _MAGIC = b"HRPAGE1\n"
 _HEADER = struct.Struct("<8s32s16sQ32s")
 _NAME = re.compile(rf"[0-9a-f]{{32}}/[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
-# Unfinished files of other servers may be younger than this; older ones were left by a crash.
+# Seconds. An unfinished file that is older was left by a crash; a younger one may belong to another
+# server that is writing it.
 _UNFINISHED_S = 600.0
 # Least time between two lines about the same kind of failure, seconds.
 _LOG_INTERVAL_S = 60.0
@@ -76,7 +77,7 @@ class PageFiles:
 
     def _list(self) -> dict[str, int]:
         found: list[tuple[float, str, int]] = []
-        # The clock of the file system, which may be another machine's.
+        # This reads the file system's clock, which may be another machine's.
         os.utime(self._folder / self._own)
         now = (self._folder / self._own).stat().st_mtime
         for each in self._folder.glob("*/*"):

@@ -60,9 +60,10 @@ class RadixNode:
         self.lock_count = 0
         self.last_access = 0
         self.snapshot = self.num_pins = 0
-        # One for each page, by which events name it; empty while no events are published.
+        # The hash of each page, which events use as the page's name; empty while no events are
+        # published.
         self.hashes: list[int] = []
-        # One for each page, by which the host tier finds it; empty without a host tier.
+        # The key of each page, by which the host tier finds it; empty without a host tier.
         self.keys: list[bytes] = []
         # Whether this node has an entry in the list of leaves that may be evicted.
         self.is_listed = False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runtime.cache.host_tier import HostTier
     from runtime.cache.radix_tree import RadixNode
 
-# The snapshot to evict is chosen among this many, those that were unused for the longest time.
+# The snapshot to evict is chosen among this many that were unused for the longest time.
 NUM_COMPARED = 16
 
 

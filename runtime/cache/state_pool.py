@@ -214,7 +214,7 @@ class StatePool:
             match = self._tree.match(tokens[:end], namespace)
             self._is_pending[hold, place] = False
             if len(match.pages) * self._page_size < end or match.node.snapshot:
-                # The tree has the snapshot of another request there.
+                # The tree has a snapshot of another request at this point.
                 if not is_current:
                     self._give_back(hold, place)
                 continue

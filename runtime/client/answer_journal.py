@@ -19,7 +19,8 @@ import msgspec
 from runtime.client.generation_stream import GenerationChunk, Outcome
 from runtime.ipc.messages import TextDelta
 
-# Of an entry: the seed of a request, or a chunk, whose `request_id` is the number of its stream.
+# An entry is the seed of a request, or a chunk. The chunk's `request_id` is the number of its
+# stream.
 _decoder = msgspec.msgpack.Decoder(int | TextDelta)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -58,7 +59,7 @@ class AnswerJournal:
         self._unsent: list[bytes] = []
         self._num_streams = 0
         self._repeated: list[Repeated] = []
-        # Whether the first of `_chunks` is at its stream, and was not read yet.
+        # Whether the first of `_chunks` was passed to its stream and has not been read yet.
         self._is_taken = False
 
     @property

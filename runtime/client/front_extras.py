@@ -171,7 +171,7 @@ def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
         InvalidRequest: the request is for another kind of model.
     """
     wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
-    # A model that gives scores is asked by the same extra as one that gives vectors.
+    # A model that gives scores uses the same extra as one that gives vectors.
     if wanted != {"tokens" if limits.gives == "tokens" else "vectors"}:
         raise InvalidRequest(_OTHER_KIND[limits.gives])
 

@@ -62,8 +62,8 @@ class Outgoing:
         self._new_id = new_id
         self._max_resumes = max_resumes
         self._history = history
-        # Requests whose grammar is being compiled, those whose journal is being repeated, and those
-        # that no replica takes.
+        # The ids of requests that are not sent yet, by reason: their grammar is being compiled,
+        # their journal is being repeated, or no replica takes them.
         self._compiling: set[int] = set()
         self._repeating: set[int] = set()
         self._waiting: dict[int, StreamState] = {}

@@ -47,7 +47,8 @@ class GraphPool:
             with torch.cuda.stream(self.stream):
                 work()
         finally:
-            # After a failed run too, work that was launched still uses the kernels' shared memory.
+            # The current stream waits after a failed run too, because launched work may still use
+            # the kernels' shared memory.
             current.wait_stream(self.stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

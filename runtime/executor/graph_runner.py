@@ -188,8 +188,8 @@ class GraphRunner:
         try:
             self._capture(bucket)
         except Exception as error:
-            # There are many errors for too little memory. Whatever the error was, to run without
-            # the graph is better than to try again at every step.
+            # Too little memory may raise many kinds of errors. Whatever the error was, running
+            # without the graph is better than trying again at every step.
             self._refused.add(bucket)
             if self._turn.is_cuda:
                 # Work that was launched still reads a buffer that the next step writes.

@@ -230,7 +230,8 @@ class StepRunner(ABC):
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
-        # Once, whatever fails later: retries overwrite pages that are saved here.
+        # This is done only once, even if the step fails later: retries overwrite pages that are
+        # saved here.
         if plan.host is not None and self.host.pages is not None:
             self.host.pages.copy(plan.host)
         if plan.host_states is not None and self.host.states is not None:

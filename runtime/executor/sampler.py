@@ -148,8 +148,8 @@ class Sampler:
             row = int(rows[sample_index])
             sampling = state.sampling[row]
             assert sampling is not None
-            # Rows with a grammar are skipped: the grammar's mask includes the minimum length, and
-            # it knows when only the end is possible.
+            # Rows with a grammar are skipped: the grammar's mask takes the minimum length into
+            # account, and allows the end if nothing else is possible.
             if num_outputs[sample_index] < sampling.min_new_tokens and sample_index not in masked:
                 too_early += [(sample_index, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:

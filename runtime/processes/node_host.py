@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 # Time between two log lines while node 0 does not answer, seconds.
 _WAITING_LINE_S = 15.0
-# Time between two look-ups of node 0's address while the node waits, seconds: a pod that is started
-# again has another address.
+# Seconds between two look-ups of node 0's address while the node waits. A pod that is started again
+# has another address.
 _LOOK_UP_INTERVAL_S = 2.0
 
 

@@ -112,7 +112,7 @@ class Planner:
         retracted_before, faults_before = self.num_retractions, self._faults.num_faults
         decode_rows, new_pages = self._plan_decodes()
         self._decodes = len(decode_rows) > 0
-        # After a retraction pages are scarce. Also, a token of the retracted request may be in
+        # After a retraction, pages are scarce. Besides, a token of the retracted request may be in
         # flight, and the request is admitted again only when that token is known.
         may_admit = self.num_retractions == retracted_before
         self._wait = Wait.STEP if may_admit else Wait.PAGES

@@ -18,7 +18,7 @@ REPLACEMENT = "\ufffd"
 _REPLACEMENT_BYTES = REPLACEMENT.encode()
 # The most bytes of a character in UTF-8, and so the most byte tokens of a character.
 _MAX_BYTES = 4
-# If more tokens than this do not decode to text, they are invalid, and are held back no longer.
+# If more tokens than this in a row do not decode to text, they are invalid and no longer held back.
 _MAX_PENDING_TOKENS = 2 * _MAX_BYTES
 # The longest pattern of `clean_up_spaces` has four characters: a space and three others.
 _CLEAN_UP_REACH = 3

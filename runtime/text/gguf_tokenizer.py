@@ -111,7 +111,7 @@ _PLAIN = frozenset(
 )
 # Pre-tokenizers whose tokenizers compose accents (NFC) first.
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
-# Pre-tokenizers with which a word that is a token as a whole becomes that token, without merges.
+# Pre-tokenizers with this rule: a word that is itself a token becomes that token, without merges.
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
 # Pre-tokenizers whose sequences begin with a BOS token if the file does not say otherwise.
 _BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})

@@ -86,7 +86,8 @@ def _inverse_frequencies(
         return inv_freq / factors, 1.0
     if rope.scaling == "llama3":
         return _llama3(rope, inv_freq), 1.0
-    # "dynamic" changes nothing within the original context, and `context_len` ends there.
+    # The scaling "dynamic" changes nothing within the original context, at which `context_len`
+    # ends.
     return inv_freq, 1.0
 
 

@@ -18,7 +18,7 @@ from runtime.models.olmo2.spec import DEFAULTS, NORMS
 TRAITS = DecoderTraits(biases="keyed", qk_norm=True, window="always", default_window=4096)
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 _THETA = 500_000.0
-# The last layer of each group of this size sees all keys.
+# The last layer of each group of this size has no window.
 _GROUP = 4
 
 
