@@ -230,8 +230,7 @@ class StepRunner(ABC):
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
-        # This is done only once, even if the step fails later: retries overwrite pages that are
-        # saved here.
+        # A retry does not repeat this: it may overwrite pages that are saved here.
         if plan.host is not None and self.host.pages is not None:
             self.host.pages.copy(plan.host)
         if plan.host_states is not None and self.host.states is not None:
