@@ -84,7 +84,7 @@ class TokenLengthNormalized:
 class GreedyTokenSelection:
     """Compares the choices token by token, and keeps those with the greatest log-probability.
 
-    A choice that has no more tokens takes part with its own mean.
+    After the end of a short choice, the mean of its log-probabilities is compared instead.
     """
 
     requires_unconditional_logprobs = False

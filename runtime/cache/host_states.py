@@ -55,7 +55,7 @@ class HostStates:
             keys: keys of the pages that come back, up to `block_table.resume_pages`.
 
         Returns:
-            Whether all of them come back. If not, other pages or states just took their place.
+            Whether all of them come back. False if some were evicted from host memory meanwhile.
         """
         end, node = block_table.resume_pages, block_table.node
         assert node is not None, "its cached prefix ends there"

@@ -67,9 +67,9 @@ class WindowPages:
 
     @property
     def admits(self) -> bool:
-        """Whether one more request would find enough window pages in every step.
+        """Whether there are window pages for one more request, in every later step.
 
-        It must do so whatever the other requests do.
+        The answer assumes that the other running requests use as many as they may.
         """
         needed = (self._num_holds + 1) * self._per_request + self._of_step
         return needed <= self.pool.num_pages

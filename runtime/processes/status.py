@@ -23,7 +23,7 @@ class ReplicaStatus:
         shared: gauges and heartbeats that the replica's processes write.
         phase: the current phase of the start, or `ready`, or `failed`.
         fraction: progress within `phase`, from 0 to 1.
-        detail: what is done within `phase`.
+        detail: the work that `phase` does now, such as `CUDA graphs`; often empty.
         worker: the worker's message that it is ready; `None` before.
         detokenizer_ready: whether the detokenizer is ready.
         num_restarts: number of processes that were restarted.
@@ -72,7 +72,7 @@ class EngineStatus:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the slowest replica until all have started, then that of the best one."""
+        """The least advanced phase until all replicas have started; then the most advanced one."""
         return "failed" if self.fatal is not None else self._shown.phase
 
     @property
@@ -82,7 +82,7 @@ class EngineStatus:
 
     @property
     def detail(self) -> str:
-        """What is done within `phase`."""
+        """The work that `phase` does now, such as `CUDA graphs`; often empty."""
         return self._shown.detail
 
     @property

@@ -367,6 +367,6 @@ class OutputProcessor:
         self.remove(request, keep_cached=keep_cached)
 
     def remove(self, request: Request, *, keep_cached: bool = True) -> None:
-        """Remove a running request without adding an end to the output."""
+        """Remove a running request; unlike `finish`, report no end to the front."""
         self._planner.drop(request, keep_cached=keep_cached)
         del self._requests[request.request_id]

@@ -125,7 +125,7 @@ def q4_k(path: Path, spec: ModelSpec) -> BlocksWhileLoading:  # noqa: ARG001  # 
 
 
 def same(path: Path, spec: ModelSpec) -> SameWhileLoaded:
-    """Return the quantization that keeps the dtypes of the files, or of the spec without files."""
+    """Return the quantization that keeps the files' dtypes; without files, the spec's dtype."""
     try:
         infos = read_tensor_infos(path if path.is_dir() else path.parent)
     except (StartupError, OSError):

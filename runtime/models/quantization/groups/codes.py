@@ -161,7 +161,7 @@ class Codes:
         return (quotients + zeros).round().clamp(0, 2**scheme.bits - 1).to(torch.uint8)
 
     def as_stored(self, shard_name: str, codes: Tensor) -> Tensor:
-        """Return this rank's codes packed in words, or one code per byte if words would be cut."""
+        """Return this rank's codes in packed words; one per byte if they do not fill words."""
         scheme = self.code.schemes[shard_name]
         if scheme is None:
             return codes
