@@ -42,8 +42,8 @@ class ModelArgs:
     )
     is_embedding: bool = option(
         False,
-        "Serve a model that generates text as an embedding model; embedding and scoring models "
-        "need no flag.",
+        "Return embeddings from a model that generates text. Embedding and scoring models need no "
+        "flag.",
     )
     load_format: str = option(
         "auto",
@@ -52,14 +52,14 @@ class ModelArgs:
     )
     model_impl: str = option(
         "auto",
-        "What computes the model: a family of Headrace (headrace), or the model's own code in "
-        "transformers with Headrace's layers in it (transformers); auto is the family if there is "
-        "one.",
+        "What computes the model: headrace is one of Headrace's model families; transformers is "
+        "the model's own code in transformers, with Headrace's layers; auto is the family if "
+        "there is one.",
         choices=("auto", "headrace", "transformers"),
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto is the checkpoint's where the device is fast at it.",
+        "Type of weights and activations; auto is the checkpoint's type if fast on the device.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     quantization: str | None = option(
@@ -107,13 +107,13 @@ class HttpArgs:
     port: int = option(30000, "Port to listen on.")
     api_key: str | None = option(
         None,
-        "Key that clients must send as a bearer token. The process list shows it, so better set "
-        "HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE to a file's path.",
+        "Key that clients must send as a bearer token. The process list shows it, so rather set "
+        "the variable HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE to the path of a file with it.",
     )
     admin_api_key: str | None = option(
         None,
         "Key for the routes that change the server. When absent, the API key is valid for them. "
-        "Better set HEADRACE_ADMIN_API_KEY, or HEADRACE_ADMIN_API_KEY_FILE to a file's path.",
+        "Rather set HEADRACE_ADMIN_API_KEY, or HEADRACE_ADMIN_API_KEY_FILE (see --api-key).",
     )
     api_keys_file: str | None = option(
         None,
@@ -137,8 +137,8 @@ class HttpArgs:
     )
     ssl_keyfile_password: str | None = option(
         None,
-        "Password of the private key. Better set HEADRACE_SSL_KEYFILE_PASSWORD, or "
-        "HEADRACE_SSL_KEYFILE_PASSWORD_FILE to a file's path.",
+        "Password of the private key. Rather set HEADRACE_SSL_KEYFILE_PASSWORD, or "
+        "HEADRACE_SSL_KEYFILE_PASSWORD_FILE (see --api-key).",
     )
     ssl_ca_certs: str | None = option(
         None, "Certificates that complete the chain of --ssl-certfile; clients need none."

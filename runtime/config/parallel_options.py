@@ -50,7 +50,7 @@ class ParallelArgs:
     dist_key: str | None = option(
         None,
         "Key that the nodes share, at least 16 characters; needed if the address is not private. "
-        "The process list shows it, so better set HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE.",
+        "Rather set HEADRACE_DIST_KEY, or HEADRACE_DIST_KEY_FILE (see --api-key).",
     )
 
     @property

@@ -53,7 +53,7 @@ class SchedulingArgs:
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
     enable_hierarchical_cache: bool = option(
-        False, "Keep what the prefix cache evicts in host memory, from where it comes back."
+        False, "Keep pages that the prefix cache evicts in host memory, to copy them back later."
     )
     hicache_ratio: float = option(
         2.0, "Tokens in host memory for each token of the KV pool, for --enable-hierarchical-cache."
