@@ -234,9 +234,10 @@ _MANY_BLOCKS = 264
 def tile_of(out_features: int, in_features: int, block_m: int, *, has_blocks: bool) -> Tile:
     """Return the tile for a product of up to `block_m` tokens.
 
-    Microseconds of a product on an H200 with the tiles before, which were chosen on an H100, and
-    with the present ones, with 64 tokens (`benchmarks.h200.weight_forms --forms fp8 --tune`):
-    28672x4096 41.6 and 35.4, 6144x4096 10.2 both, 4096x4096 9.3 and 8.2, 4096x14336 26.5 and 20.2.
+    The tiles were chosen on an H200 (`benchmarks.h200.weight_forms --forms fp8 --tune`). There, a
+    product with 64 tokens takes, in microseconds, with the earlier tiles (chosen on an H100) and
+    with these: 28672x4096 41.6 and 35.4, 6144x4096 10.2 both, 4096x4096 9.3 and 8.2, 4096x14336
+    26.5 and 20.2.
     """
     blocks, split = triton.cdiv(out_features, 64), 1
     columns, enough = (BLOCK_COLUMNS, 128) if has_blocks else (256, _ENOUGH)

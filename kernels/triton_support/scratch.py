@@ -26,8 +26,8 @@ class StreamScratch:
     def get(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return the current stream's tensors, whose addresses CUDA graphs may hold.
 
-        If a graph is captured on a stream without tensors, each request creates tensors of the
-        graph's own, because a graph's memory does not exist before its first replay.
+        A graph that is captured on a stream without tensors gets tensors of its own, new ones at
+        each call. They are not kept, because a graph's memory exists only from its first replay on.
         """
         if device.type != "cuda":
             return self._of_stream(device, 0)

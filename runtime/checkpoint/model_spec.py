@@ -455,9 +455,10 @@ class ModelSpec(ABC):
 
     @property
     def image_cell(self) -> int:
-        """Side in pixels of the square of an image token, if its position has a row and a column.
+        """Side, in pixels, of the square of the image that one token stands for.
 
-        0 if its position is its index in the sequence, as for any other token.
+        It gives an image token's position a row and a column. The value is 0 for a model whose
+        image tokens have their index in the sequence as their position, like other tokens.
         """
         return 0
 

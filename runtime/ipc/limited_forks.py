@@ -34,9 +34,9 @@ class ForkLimits:
         timeout_s: wall time, seconds.
         cpu_s: CPU time, seconds.
         memory_bytes: address space that the fork may use in addition to that of its parent.
-        patience_s: a longer time limit for a busy machine, wall time in seconds; 0 for none. If a
-            fork has used less than a quarter of `timeout_s` of CPU time when `timeout_s` is over,
-            it continues up to `patience_s`, until its CPU time is `timeout_s`.
+        patience_s: the wall time, in seconds, that replaces `timeout_s` on a busy machine; 0 for
+            none. The machine counts as busy if the fork got less than a quarter of `timeout_s` as
+            CPU time. The fork ends earlier if its CPU time reaches `timeout_s`.
     """
 
     timeout_s: float
