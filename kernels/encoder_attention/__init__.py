@@ -69,7 +69,7 @@ def encoder_attention(
         num_heads: query heads.
         num_kv_heads: key (and value) heads, a divisor of `num_heads`.
         scale: factor of the scores, usually `head_dim ** -0.5`.
-        window: most tokens that a query sees on each side of itself; -1 for all.
+        window: most tokens that a query attends to on each side of itself; -1 for all.
         is_rounded: whether float32 operands may be rounded to bfloat16 for products.
             Implementations without this support multiply in float32.
 

@@ -89,7 +89,7 @@ def paged_attention(  # noqa: PLR0913 the op needs all of these
         seq_lens: `[num_seqs]` int32, number of keys, including this step's tokens.
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries in `q`.
         scale: factor of the scores, usually `head_dim ** -0.5`.
-        window_left: most keys before its own position that a query sees; -1 for all.
+        window_left: most keys before its own position that a query attends to; -1 for all.
         out: `[num_tokens, num_heads * head_dim]`, contiguous, to which the result is written;
             `None` for a new tensor.
         key_ends: `[num_tokens]` int32: each query attends to this many first keys of its sequence.

@@ -73,7 +73,7 @@ def run_attention(
         scale: factor of the scores.
         out: `[num_tokens, num_heads * head_dim]`, contiguous, overwritten. Rows outside the plan's
             sequences (padding after `qo_indptr[-1]`) are unchanged.
-        key_ends: number of keys that each query sees; see
+        key_ends: number of keys that each query attends to; see
             `kernels.paged_attention.paged_attention`.
         softcap: cap of the scores; see there.
         sinks: one more score of each head; see there.

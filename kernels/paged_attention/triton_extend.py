@@ -46,7 +46,7 @@ def attend_block(
     CAPPED: tl.constexpr,
     first_key,
 ):
-    """Add one block of keys to the running softmax; a row sees keys up to its `last_key`."""
+    """Add one block of keys to the running softmax; a row attends up to `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     if MASKED:

@@ -211,7 +211,7 @@ def plan_attention(
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's queries.
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
         max_keys: most keys of a sequence, including later replays of a graph.
-        window_left: most keys before its own position that a query sees; -1 for all.
+        window_left: most keys before its own position that a query attends to; -1 for all.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -270,7 +270,7 @@ def run_attention(
         scale: factor of the scores.
         out: `[num_tokens, num_heads * head_dim]`, contiguous, overwritten. Rows outside the plan's
             sequences (padding after `qo_indptr[-1]`) are unchanged.
-        key_ends: number of keys that each query sees; see
+        key_ends: number of keys that each query attends to; see
             `kernels.paged_attention.paged_attention`.
         softcap: cap of the scores; see there.
         sinks: one more score of each head; see there.

@@ -64,7 +64,7 @@ def _attend(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Add one block of keys to the running softmax of a part; rows see keys up to `last_key`."""
+    """Add one block of keys to the running softmax of a part; rows attend up to `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     # Pages before the first visible key of a row may have been freed.

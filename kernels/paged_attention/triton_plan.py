@@ -240,7 +240,7 @@ def plan_attention(
         num_tokens: rows of `q`, `qo_indptr[-1]` or more.
         num_decodes: number of sequences with exactly one query at the start of the batch. `None` if
             the host does not know it, which costs a launch per layer.
-        window_left: most keys before its own position that a query sees; -1 for all.
+        window_left: most keys before its own position that a query attends to; -1 for all.
         prefixes: the sequences that share their first keys; only for decode steps without a window.
         short_prompts: whether all sequences after the first `num_decodes` have only this step's
             keys, which are usually few. They use another tile.

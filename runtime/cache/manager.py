@@ -35,7 +35,7 @@ class CacheManager:
     """Finds cached prefixes, allocates, shares and frees pages, and evicts cached pages if needed.
 
     Attributes:
-        window: most keys that a query sees, with its own; `None` if a layer attends to all keys.
+        window: most keys that a query attends to, with its own; `None` if a layer has no window.
         num_evicted_tokens: number of tokens evicted from the prefix cache so far.
         states: slots of recurrent states; `None` if the model has none.
         windows: pages of sliding-window layers; `None` unless these have pages of their own.

@@ -45,7 +45,7 @@ class WindowPages:
             num_pages: number of window pages.
             num_full_pages: number of full pages.
             page_size: number of tokens per page, of both kinds.
-            window: most keys that a query of a sliding-window layer sees, with its own.
+            window: most keys that a query of a sliding-window layer attends to, with its own.
             step_tokens: most prompt tokens of a step.
         """
         self.pool = PagePool(num_pages)

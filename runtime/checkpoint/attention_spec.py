@@ -34,7 +34,7 @@ class AttentionSpec:
         head_dim: elements of a head of queries and keys.
         value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
         scale: factor of the scores.
-        window: number of keys that a query sees, with its own; `None` for all.
+        window: number of keys that a query attends to, with its own; `None` for all.
         softcap: scaled scores become `softcap * tanh(score / softcap)`; 0 leaves them unchanged.
         has_sinks: whether each head has an attention sink, a score without a value.
         keys_of: index of the earlier layer whose keys and values this layer reads; `None` if it

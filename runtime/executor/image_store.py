@@ -33,7 +33,7 @@ class ImageStore:
     """The vectors of the images that steps read, on the device.
 
     Attributes:
-        is_bidirectional: whether an image's tokens see one another in both directions.
+        is_bidirectional: whether an image's tokens attend to one another in both directions.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class EncoderBatch:
             others; `None` if the batch has no pairs.
         prompt_lens: number of tokens of the instruction at the start of each text. Pooling leaves
             these tokens out. `None` if no text has an instruction.
-        attention: the back end of a causal model; `None` for a model whose tokens see both ways.
+        attention: the back end of a causal model; `None` if tokens attend in both directions.
         shared: beginnings of texts that are not in the batch's tokens because another text computes
             them; `None` if the batch holds every text in full.
     """

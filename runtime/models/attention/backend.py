@@ -48,7 +48,7 @@ class AttentionLayer:
             rotation, or `None`. `attend` does not apply them.
         eps: epsilon of that norm.
         zero_centered: whether that norm multiplies by `1 + weight` instead of `weight`.
-        window_left: most earlier keys that a query sees besides its own; -1 for all.
+        window_left: most earlier keys that a query attends to besides its own; -1 for all.
         is_rounded: whether float32 operands may be rounded to bfloat16 before they are multiplied.
         value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
         softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.

@@ -73,8 +73,8 @@ class FlashInferAttention(TritonAttention):
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         host, num_decodes = batch.host, batch.num_decodes
-        # For tokens that see later tokens, FlashInfer needs a mask with a bit for each pair of
-        # tokens, made on the host.
+        # For tokens that attend to later tokens, FlashInfer needs a mask from the host, with a bit
+        # for each pair of tokens.
         is_plain = layer.is_plain and batch.key_ends is None
         if host is None or num_decodes is None or not is_plain:
             super()._attend_pages(layer, q, out, batch, num_seqs)

@@ -101,7 +101,7 @@ class StateSteps:
         each sequence's state. Layers of equal `width` share the result.
 
         Args:
-            width: tokens that the convolution sees, including the newest.
+            width: tokens that the convolution reads, including the newest.
             qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
             num_tokens: number of the step's tokens.
 

@@ -49,7 +49,7 @@ class ShortConvSpec(RecurrentSpec):
 
     Attributes:
         channels: channels of the convolution over all ranks.
-        width: tokens that the convolution sees, including the newest.
+        width: tokens that the convolution reads, including the newest.
         has_bias: whether the convolution and the projections before and after it have biases.
     """
 
@@ -83,7 +83,7 @@ def conv_weights(name: str, channels: int, width: int, *, bias: bool = False) ->
     Args:
         name: name of the convolution, the same in the checkpoint and in our model.
         channels: number of channels.
-        width: tokens that the convolution sees.
+        width: tokens that the convolution reads.
         bias: whether it has a bias.
     """
     weights = [WeightSpec(f"{name}.weight", (channels, 1, width), f"{name}.weight", kind="other")]
@@ -101,7 +101,7 @@ class DeltaNetSpec(RecurrentSpec):
         num_value_heads: heads of values over all ranks, a multiple of `num_key_heads`. Consecutive
             value heads share a key head.
         key_dim, value_dim: elements of a key head and of a value head.
-        width: tokens that the convolution sees, including the newest.
+        width: tokens that the convolution reads, including the newest.
         eps: epsilon of the norm of each head's output.
         has_flat_rows: the order of rows in checkpoints. If true, one tensor holds q, k and v of all
             heads; z and the two gates each have a tensor of their own (Qwen3.5). Otherwise one
@@ -194,7 +194,7 @@ class Mamba2Spec(RecurrentSpec):
         num_heads: heads over all ranks, a multiple of `num_groups`.
         head_dim: elements of a head.
         state_dim: elements of each of the vectors that the heads of a group share.
-        width: tokens that the convolution sees, including the newest.
+        width: tokens that the convolution reads, including the newest.
         eps: epsilon of the norm, which covers the heads of a group together.
         has_conv_bias: whether the convolution has a bias.
         has_bias: whether the input and the output product have biases.

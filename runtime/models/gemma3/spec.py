@@ -51,7 +51,9 @@ _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
 def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read EmbeddingGemma's `config.json`. The model has no head, and tokens may see both ways.
+    """Read EmbeddingGemma's `config.json`.
+
+    The model has no language-model head, and its tokens may attend in both directions.
 
     Raises:
         StartupError: see `read`.
@@ -82,7 +84,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     fields = decoder_fields(config, generation, TRAITS)
     windowed_layers = read_window_pattern(config, fields["num_layers"], 6)
     if windowed_layers and fields["sliding_window"] is None:
-        raise config.error("sliding_window", "the number of keys that a query sees")
+        raise config.error("sliding_window", "the number of keys that a query attends to")
     parameters = config.mapping("rope_parameters")
     if parameters and not all(isinstance(parameters.get(of), dict) for of in (_FULL, _WINDOWED)):
         raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")

@@ -174,7 +174,7 @@ def read(config: Keys, generation: Keys) -> Gemma4Spec:
     # As in `transformers`, the last layer never has a window, whatever the file says.
     fields["windowed_layers"] = windowed - {num_layers - 1}
     if fields["sliding_window"] is None:
-        raise config.error("sliding_window", "the number of keys that a query sees")
+        raise config.error("sliding_window", "the number of keys that a query attends to")
     readers = config.integer("num_kv_shared_layers", num_layers - 1, 0, low=0)
     own = range(num_layers - readers)
     if readers and len({i in fields["windowed_layers"] for i in own}) < len(

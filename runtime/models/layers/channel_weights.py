@@ -120,7 +120,7 @@ def conv_holder(
 
     Args:
         spans: number of channels of each span; a rank has a part of each span.
-        width: tokens that the convolution sees.
+        width: tokens that the convolution reads.
         context: dtype, device and rank.
         bias: whether the convolution has a bias.
         num_parts: see `spans_shard`.

@@ -32,8 +32,8 @@ class ModernBertSpec(ModelSpec):
     """The sizes and other settings of a ModernBERT encoder.
 
     Attributes:
-        windowed_layers: indices of the layers whose tokens see only nearby tokens.
-        window: number of tokens that a token sees on each side in these layers.
+        windowed_layers: indices of the layers whose tokens attend only to nearby tokens.
+        window: number of tokens that a token attends to on each side in these layers.
         rope, windowed_rope: rotary embedding of the other layers, and of the windowed layers.
         norm_bias, attention_bias, mlp_bias: whether norms, attention and MLP have biases.
     """

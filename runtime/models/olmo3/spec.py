@@ -35,7 +35,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     if layers is None:
         layers = frozenset(i for i in range(num_layers) if (i + 1) % _GROUP)
     if layers and fields["sliding_window"] is None:
-        raise config.error("sliding_window", "the number of keys that a query sees")
+        raise config.error("sliding_window", "the number of keys that a query attends to")
     parameters = config.mapping("rope_parameters")
     if parameters and not all(isinstance(parameters.get(of), dict) for of in (_FULL, _WINDOWED)):
         raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")
