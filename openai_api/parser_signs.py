@@ -15,8 +15,8 @@ class Signs:
         template: texts, all of which the chat template must contain as constants. Without any, the
             parser is never chosen by the template. Of several matching parsers, the one with the
             most texts is chosen.
-        response: entries, all of which the parser's field must have in `response_template` of
-            tokenizer_config.json.
+        response: keys and values. The field that the parser reads must have all of them in the
+            `response_template` of tokenizer_config.json.
     """
 
     template: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ class Stage:
         return self.root / (Path(self.folder) / path).relative_to("/")
 
     def command(self, command: list[str], extra: dict[str, str]) -> list[str]:
-        """Return the command that runs `command` in this stage as its user, without rights."""
+        """Return the command that runs `command` in this stage as its user, unprivileged."""
         uid, _, gid = self.user.partition(":")
         path = f"{self.python}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         env = {"PATH": path, **self.env, **extra}

@@ -328,7 +328,7 @@ class ModelSpec(ABC):
         return {}
 
     def untied(self) -> ModelSpec:
-        """Return the same model with a separate head if `aliases` names one, else this model."""
+        """Return this model with a separate head, if its head is tied to the embeddings."""
         return self
 
     def is_ignored(self, name: str) -> bool:

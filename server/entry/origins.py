@@ -31,7 +31,7 @@ class ForeignOrigin(HeadraceError):
     status_code = 403
 
     def __init__(self, origin: str) -> None:
-        """Write a message that says how to allow `origin`; an empty one is unknown."""
+        """Write a message that says how to allow `origin`, which is empty if it is unknown."""
         shown = origin[:128] if origin.isprintable() else ascii(origin[:128])
         super().__init__(
             f"A page of another origin ({shown or 'unknown'}) may not do this. Start the server "
