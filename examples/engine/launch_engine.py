@@ -1,4 +1,4 @@
-"""The smallest program: start an engine, ask once, shut it down. No `__main__` guard is needed."""
+"""Start an engine, ask once and shut it down. No `__main__` guard is needed."""
 
 import headrace as sgl
 

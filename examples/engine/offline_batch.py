@@ -1,4 +1,7 @@
-"""A batch of prompts; takes the server's options: `--model-path DIR --dtype bfloat16 ...`."""
+"""Run a batch of prompts without a server; all options of the server are accepted.
+
+Run `python examples/engine/offline_batch.py --model-path DIR --dtype bfloat16`.
+"""
 
 import argparse
 import dataclasses

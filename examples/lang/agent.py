@@ -1,4 +1,7 @@
-"""An agent: the model picks a tool and writes its argument, Python runs it: `... --url URL`."""
+"""Let a model use tools: it picks a tool and writes the argument, and Python runs the tool.
+
+Run `python examples/lang/agent.py --url URL`.
+"""
 
 import argparse
 import datetime

@@ -1,4 +1,7 @@
-"""Typed answers: a Pydantic model as the schema, its instance as the result: `... --url URL`."""
+"""Get typed answers: a Pydantic model is the schema, and an instance of it is the result.
+
+Run `python examples/lang/json_extraction.py --url URL`.
+"""
 
 import argparse
 from typing import Any

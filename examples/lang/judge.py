@@ -1,4 +1,7 @@
-"""A model as a judge: `select` gives a verdict and how sure it is: `... --url URL`."""
+"""Use a model as a judge: `select` gives a verdict and its probability.
+
+Run `python examples/lang/judge.py --url URL`.
+"""
 
 import argparse
 from typing import Any

@@ -1,4 +1,7 @@
-"""Self-consistency: sample many answers and take the most frequent one: `... --url URL`."""
+"""Sample many answers and take the most frequent one (self-consistency).
+
+Run `python examples/lang/self_consistency.py --url URL`.
+"""
 
 import argparse
 import re

@@ -1,4 +1,7 @@
-"""A chat that prints answers as they are generated: `... --url URL [QUESTION ...]`, or typed in."""
+"""Chat, and print answers while they are generated. Without a QUESTION, type questions in.
+
+Run `python examples/lang/streaming_chat.py --url URL [QUESTION ...]`.
+"""
 
 import argparse
 from collections.abc import Iterator

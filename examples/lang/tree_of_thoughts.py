@@ -1,4 +1,6 @@
-"""A tree of thoughts: several first steps, of which the best continue: `... --url URL`.
+"""Generate several first steps, and continue the best of them (a tree of thoughts).
+
+Run `python examples/lang/tree_of_thoughts.py --url URL`.
 
 Branches share the text before them, so a server computes that text once. Branches of one level run
 at once.

@@ -1,4 +1,7 @@
-"""Abort a request from another one: `python examples/native_api/abort.py --url URL`."""
+"""Abort a running request by another request.
+
+Run `python examples/native_api/abort.py --url URL`.
+"""
 
 import argparse
 import json

@@ -1,4 +1,7 @@
-"""Which of several continuations a model finds most probable: `python .../choices.py --url URL`."""
+"""Find which of several continuations is the most probable, with `/v1/select`.
+
+Run `python examples/native_api/choices.py --url URL`.
+"""
 
 import argparse
 

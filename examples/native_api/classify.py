@@ -1,4 +1,7 @@
-"""Scores of two answers from a reward model: `python .../classify.py --url URL`."""
+"""Score two answers with a reward model.
+
+Run `python examples/native_api/classify.py --url URL`.
+"""
 
 import argparse
 

@@ -1,4 +1,7 @@
-"""The vector of a text, from an embedding model: `python .../encode.py --url URL`."""
+"""Get the vector of a text from an embedding model.
+
+Run `python examples/native_api/encode.py --url URL`.
+"""
 
 import argparse
 

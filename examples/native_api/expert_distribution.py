@@ -1,4 +1,6 @@
-"""Record which experts a model chooses: `python .../expert_distribution.py --url URL`.
+"""Record which experts a model chooses.
+
+Run `python examples/native_api/expert_distribution.py --url URL`.
 
 The server needs `--expert-distribution-recorder-mode stat`.
 """

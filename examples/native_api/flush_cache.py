@@ -1,4 +1,7 @@
-"""Clear the prefix cache and see the effect: `python .../flush_cache.py --url URL`."""
+"""Clear the prefix cache, and show the effect.
+
+Run `python examples/native_api/flush_cache.py --url URL`.
+"""
 
 import argparse
 

@@ -1,4 +1,7 @@
-"""Continue one prompt, then several at once: `python .../generate.py --url URL`."""
+"""Continue one prompt, then several at once.
+
+Run `python examples/native_api/generate.py --url URL`.
+"""
 
 import argparse
 

@@ -1,4 +1,7 @@
-"""Four ways to check the server's health: `python examples/native_api/health.py --url URL`."""
+"""Check the server's health with each of its four routes.
+
+Run `python examples/native_api/health.py --url URL`.
+"""
 
 import argparse
 

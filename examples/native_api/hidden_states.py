@@ -1,4 +1,9 @@
-"""Hidden states of a prompt and its answer; the server needs --enable-return-hidden-states."""
+"""Get the hidden states of a prompt and its answer.
+
+Run `python examples/native_api/hidden_states.py --url URL`.
+
+The server needs `--enable-return-hidden-states`.
+"""
 
 import argparse
 import sys

@@ -1,7 +1,9 @@
-"""A prompt as embeddings instead of tokens; the server needs --disable-radix-cache.
+"""Send a prompt as embeddings instead of tokens.
 
-Here the embeddings are rows of the model's own embedding matrix, so the answer is the same as for
-the tokens.
+Run `python examples/native_api/input_embeds.py --url URL`.
+
+The server needs `--disable-radix-cache`. Here the embeddings are rows of the model's own embedding
+matrix, so the answer is the same as for the tokens.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""Choose the most probable of several continuations: `python .../logprobs.py --url URL`."""
+"""Choose the most probable of several continuations by their log-probabilities.
+
+Run `python examples/native_api/logprobs.py --url URL`.
+"""
 
 import argparse
 

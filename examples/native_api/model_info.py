@@ -1,4 +1,7 @@
-"""Which model this is, and how it was started: `python .../model_info.py --url URL`."""
+"""Show which model the server runs, and with which options.
+
+Run `python examples/native_api/model_info.py --url URL`.
+"""
 
 import argparse
 

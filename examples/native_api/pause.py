@@ -1,4 +1,7 @@
-"""Pause generation, resume it, release memory: `python .../pause.py --url URL`."""
+"""Pause and resume generation, then release memory.
+
+Run `python examples/native_api/pause.py --url URL`.
+"""
 
 import argparse
 import time

@@ -1,4 +1,7 @@
-"""Order documents by how well they answer a query: `python .../rerank.py --url URL`."""
+"""Order documents by how well they answer a query.
+
+Run `python examples/native_api/rerank.py --url URL`.
+"""
 
 import argparse
 

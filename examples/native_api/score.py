@@ -1,4 +1,7 @@
-"""How probable some tokens are right after a text: `python .../score.py --url URL`."""
+"""Get the probabilities of some tokens directly after a text.
+
+Run `python examples/native_api/score.py --url URL`.
+"""
 
 import argparse
 

@@ -1,4 +1,7 @@
-"""Continue an earlier request without sending it again: `python .../sessions.py --url URL`."""
+"""Continue an earlier request without sending its text again.
+
+Run `python examples/native_api/sessions.py --url URL`.
+"""
 
 import argparse
 

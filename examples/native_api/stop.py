@@ -1,4 +1,7 @@
-"""End an answer at a string or a pattern: `python examples/native_api/stop.py --url URL`."""
+"""End an answer at a string or at a pattern.
+
+Run `python examples/native_api/stop.py --url URL`.
+"""
 
 import argparse
 

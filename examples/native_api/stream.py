@@ -1,4 +1,7 @@
-"""Print an answer while it is generated: `python examples/native_api/stream.py --url URL`."""
+"""Print an answer while it is generated.
+
+Run `python examples/native_api/stream.py --url URL`.
+"""
 
 import argparse
 import json

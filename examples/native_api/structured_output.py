@@ -1,4 +1,6 @@
-"""Answers of a given form: `python examples/native_api/structured_output.py --url URL`.
+"""Get answers in a given form, such as JSON with a schema.
+
+Run `python examples/native_api/structured_output.py --url URL`.
 
 The server needs a grammar library; `make serve` brings one.
 """

@@ -1,4 +1,7 @@
-"""Convert a text to tokens and back: `python .../tokenize_round_trip.py --url URL`."""
+"""Convert a text to tokens and back.
+
+Run `python examples/native_api/tokenize_round_trip.py --url URL`.
+"""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""Load other weights into the running server: `python .../update_weights.py --url URL`.
+"""Load other weights into the running server.
+
+Run `python examples/native_api/update_weights.py --url URL [--model-path DIR]`.
 
 Without --model-path it reloads the weights that are in use, which changes nothing.
 """

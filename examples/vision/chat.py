@@ -1,4 +1,6 @@
-"""Ask about a picture in a chat, then about two: `python examples/vision/chat.py --url URL`.
+"""Ask about a picture in a chat, then about two.
+
+Run `python examples/vision/chat.py --url URL`.
 
 Start a server with `python -m server.launch --model-path demo-vision`.
 """

@@ -1,4 +1,7 @@
-"""Ask about a PIL image without a server: `python examples/vision/engine.py --model-path DIR`."""
+"""Ask about a PIL image without a server.
+
+Run `python examples/vision/engine.py --model-path DIR`.
+"""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A program that looks at a picture twice: `python examples/vision/language.py --url URL`."""
+"""Run a program of the frontend language that asks twice about a picture.
+
+Run `python examples/vision/language.py --url URL`.
+"""
 
 import argparse
 from pathlib import Path

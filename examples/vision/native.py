@@ -1,4 +1,6 @@
-"""Ask about a picture by `/generate`: `python examples/vision/native.py --url URL`.
+"""Ask about a picture with the route `/generate`.
+
+Run `python examples/vision/native.py --url URL`.
 
 The prompt is the whole text, so it contains the model's placeholder where the picture belongs.
 """
