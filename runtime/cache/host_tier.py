@@ -270,7 +270,7 @@ class HostTier:
         return self._ticket + 1
 
     def need(self, ticket: int) -> None:
-        """Have the next step wait for the copies up to a ticket."""
+        """Let the next step wait for the copies with this ticket and with earlier tickets."""
         self._needed = max(self._needed, ticket)
 
     def forget(self, keys: Iterable[bytes]) -> None:

@@ -50,7 +50,7 @@ class Outgoing:
         """Prepare to send the requests of `streams`.
 
         Args:
-            streams: every stream in flight; see the attribute.
+            streams: every stream in flight, by the id of its request.
             router: chooses another replica if a request's own replica takes no requests.
             new_id: returns an unused request id.
             max_resumes: how many deaths of its process a request survives; the next one ends it.

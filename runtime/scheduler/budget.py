@@ -31,8 +31,8 @@ class TokenBudget:
             their first tokens come one after the other. Measured on an H200 with an 8B model and 64
             requests at a time: with 4096 tokens the median first token comes after 285 ms, and each
             next token after 7.9 ms. With 8192 tokens these times are 463 ms and 7.25 ms.
-        shared_grain: the number of tokens of which a shared beginning is a multiple. Whole prompts
-            of one step that begin with the same tokens compute this beginning once. With 0, each
+        shared_grain: whole prompts of one step that begin with the same tokens compute this
+            beginning once. Its length is rounded down to a multiple of this number. With 0, each
             prompt computes all of its tokens.
         splits_prompts: whether a prompt may be computed in several steps (chunked prefill). If not,
             each prompt is computed in one step, even if it exceeds the limit.

@@ -154,7 +154,10 @@ _NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
 
 
 def inputs_of(chunk: GenerationChunk) -> LogprobRows:
-    """Return the log-probabilities of a chunk's prompt tokens, after the first reported one."""
+    """Return the log-probabilities of prompt tokens in a chunk.
+
+    The first prompt token that is reported has none.
+    """
     return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
 
 

@@ -52,7 +52,7 @@ class ExpertsStore(ABC):
 
     @abstractmethod
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that the result of `part` represents, in a floating dtype."""
+        """Return what `part` returns, but as floats instead of in its stored form."""
 
     @abstractmethod
     def discard(self) -> None:

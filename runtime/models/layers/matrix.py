@@ -60,7 +60,7 @@ class Matrix(ABC):
         return part.reshape(shard.local_shape)
 
     def values(self, name: str, shard_name: str) -> Tensor:
-        """Return the numbers that the result of `part` represents, in a floating dtype."""
+        """Return what `part` returns, but as floats instead of in its stored form."""
         return self.part(name, shard_name)
 
     def rows(self, ids: Tensor) -> Tensor:
