@@ -198,3 +198,13 @@ class Driver:
             work = [(seq, len(seq.tokens) - seq.computed) for seq in sequences]
             for sequence, logits in zip(sequences, self.step(work), strict=True):
                 sequence.tokens.append(int(logits[-1].argmax()))
+
+    def greedy_in_growing_batches(
+        self, prompts: SequenceOf[SequenceOf[int]], num_tokens: int
+    ) -> list[Sequence]:
+        """Decode greedily; another prompt joins the batch after every `num_tokens` steps."""
+        sequences: list[Sequence] = []
+        for prompt in prompts:
+            sequences.append(self.start(prompt))
+            self.greedy(sequences, num_tokens)
+        return sequences
