@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.mamba2 import MAMBA2, Mamba2Shape
-from tests.kernels.test_gated_delta import places_of
+from tests.kernels.test_gated_delta import names_and_lens, places_of
 
 IMPLEMENTATIONS = [name for name in MAMBA2 if MAMBA2.unavailable(name) is None]
 SHAPES = [Mamba2Shape(2, 4, 8, 16), Mamba2Shape(1, 1, 3, 5), Mamba2Shape(1, 3, 50, 40)]
@@ -32,10 +32,9 @@ def definition(matrix, head, xbc, dt, heads, shape):
     return matrix, matrix.T @ c + skip * x
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("name", "lens"), names_and_lens(IMPLEMENTATIONS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("lens", [[1, 1, 1], [1, 5, 2], [2, 70, 64]], ids=str)
 def test_it_equals_the_definition(name, dtype, shape, lens):
     reads, saves = [0, 2, 3], [[(n, 4 + s)] for s, n in enumerate(lens)]
     if lens[1] > 1:

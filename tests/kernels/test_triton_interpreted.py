@@ -22,24 +22,26 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 @pytest.mark.parametrize(
     "files",
+    # Each of these takes a process with torch and Triton, which costs as much as fifty cases.
     [
-        ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py", "triton_fp8_cases.py"],
-        ["triton_group_cases.py", "triton_latent_cases.py"],
         [
-            "triton_coded_experts_cases.py",
-            "../numerics/test_group_weights.py",
-            "../numerics/test_mxfp4.py",
+            *("test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"),
+            *("triton_fp8_cases.py", "triton_group_cases.py", "triton_latent_cases.py"),
         ],
-        ["triton_eight_bit_experts_cases.py", "../numerics/test_fp8.py"],
-        ["../numerics/test_models.py", "triton_experts_cases.py"],
         [
-            "test_attention.py",
-            "test_attention_halves.py",
-            "triton_attention_cases.py",
-            "triton_kv_cases.py",
+            *("triton_coded_experts_cases.py", "triton_eight_bit_experts_cases.py"),
+            *("../numerics/test_group_weights.py", "../numerics/test_mxfp4.py"),
+            "../numerics/test_fp8.py",
         ],
-        ["triton_sampling_cases.py", "triton_gated_cases.py", "test_lora.py"],
-        ["test_causal_conv.py", "test_gated_delta.py", "test_mamba2.py", "test_page_copy.py"],
+        [
+            *("../numerics/test_models.py", "triton_experts_cases.py", "test_attention.py"),
+            *("test_attention_halves.py", "triton_attention_cases.py", "triton_kv_cases.py"),
+        ],
+        [
+            *("triton_sampling_cases.py", "triton_gated_cases.py", "test_lora.py"),
+            *("test_causal_conv.py", "test_gated_delta.py", "test_mamba2.py"),
+            "test_page_copy.py",
+        ],
         ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],
