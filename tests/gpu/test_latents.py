@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.h200.latents import OTHER_TILES, Step
+from benchmarks.h200.latents import HOPPER_TILES, OTHER_TILES, Step, Tile
 from benchmarks.h200.timing import relative_error
 from kernels.latent_attention.reference import latent_attention as reference
+from kernels.latent_attention.triton import latent_attention
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import DEVICE, on_gpu
 from tests.support.tiny_families import tiny_family
@@ -26,12 +28,36 @@ def test_real_shapes_equal_the_reference(batch: int, num_new: int, heads: int) -
 
 
 @on_gpu
-@pytest.mark.parametrize("tile", OTHER_TILES[::7], ids=str)
-def test_other_tiles_equal_the_reference(tile: tuple[int, ...]) -> None:
-    step = Step(5, 333, 1, 16)
+@pytest.mark.parametrize("heads", [4, 16, 128])
+@pytest.mark.parametrize("batch", [1, 7, 64, 200])
+def test_sequences_of_any_length_equal_the_reference(batch: int, heads: int) -> None:
+    """Programs start and end within sequences, and one sequence has many programs."""
+    step = Step(batch, 3000, 1, heads, shortest=1)
+    assert step.error() < 1e-2
+
+
+@on_gpu
+@pytest.mark.parametrize("tile", [*OTHER_TILES[::7], *HOPPER_TILES], ids=str)
+def test_other_tiles_equal_the_reference(tile: Tile) -> None:
+    step = Step(5, 333, 1, 20)
     rest = step.table, step.lengths, step.indptr, 5, 0.1, 512
     want = reference(step.q, step.pools[0], *rest)
-    assert relative_error(step.run(0, tile), want) < 1e-2  # type: ignore[arg-type]  # a NamedTuple
+    assert relative_error(step.run(0, tile), want) < 1e-2
+
+
+@on_gpu
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_other_page_sizes_equal_the_reference(page_size: int) -> None:
+    step = Step(7, 700, 1, 16, shortest=1)
+    tokens = step.pools[0].view(-1, 576)
+    num_pages = len(tokens) // page_size
+    cache = tokens[: num_pages * page_size].view(num_pages, 1, page_size, 576)
+    width = 700 // page_size
+    table = torch.randperm(num_pages, device=DEVICE)[: 7 * width].view(7, width).to(torch.int32)
+    lengths = step.lengths.clamp(max=width * page_size)
+    rest = table, lengths, step.indptr, 7, 0.1, 512
+    got = latent_attention(step.q, cache, *rest)
+    assert relative_error(got, reference(step.q, cache, *rest)) < 1e-2
 
 
 def tokens(folder: Path, device: str) -> list[list[int]]:

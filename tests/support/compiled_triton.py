@@ -46,7 +46,7 @@ from kernels.rope import triton as rope
 from kernels.rounding import triton as rounding
 from kernels.sampling import triton_draw, triton_rows
 from kernels.triton_support.device import SharedMemory
-from tests.support.compiled_latents import latents
+from tests.support.compiled_latents import latents, latents_on_hopper, parts_of_latents
 from tests.support.triton_compiler import compiled
 
 # Bytes of shared memory that a thread block may have, by compute capability. From the CUDA C++
@@ -309,6 +309,7 @@ def dependent() -> Iterator[Kernel]:
         *fp8(shared, pdl=True),
         *codes_in_groups(shared, pdl=True),
         *adapters(pdl=True),
+        *parts_of_latents(pdl=True),
     ):
         if kernel[1] not in seen:
             seen.add(kernel[1])
@@ -399,6 +400,8 @@ def main() -> None:
                 *codes_in_groups(shared, pdl=pdl),
                 *experts_in_codes(shared),
             ]
+            if capability == 90:
+                kernels += latents_on_hopper()
             if capability in KINDS_OF_CODE:
                 kernels += layer_ops(pdl=pdl)
                 kernels += shared_attentions(pdl=pdl)

@@ -15,6 +15,7 @@ from triton._C.libtriton import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "cache_ptr"),
@@ -102,7 +103,8 @@ def compiled(
         if name.endswith("_ptr") or name in EVEN
     }
     values = {(at,): constants[name] for at, name in enumerate(types) if name in constants}
-    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
+    kind_of_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind_of_source(fn=kernel, signature=types, constexprs=values, attrs=aligned)
     options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
     try:
         # Triton's cache is bypassed; otherwise an earlier result would be loaded from disk.
