@@ -103,8 +103,9 @@ def build_worker(
     Raises:
         StartupError: the model or the memory does not allow a start; the message is one line.
     """
-    grammars = build_grammars(config)
-    executor = build_rank(config, 0, report)
+    spec = read_spec(config)
+    grammars = build_grammars(config, spec.vocab_size)
+    executor = build_rank(config, spec, 0, report)
     return_freed_memory()
     return build_scheduler(config, executor, grammars, shared, send_tokens, send_front, ranks)
 
@@ -219,7 +220,7 @@ def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Comma
     return Commands(executor.runner, profiler)
 
 
-def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
+def build_rank(config: WorkerConfig, spec: ModelSpec, rank: int, report: Report) -> Executor:
     """Load this rank's part of the model, and build the rank's executor.
 
     All ranks call this at the same time, and wait for each other where they compute together.
@@ -230,7 +231,6 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     device = _device(config, rank)
-    spec = _read_spec(config)
     report("loading_weights")
     group = _join_group(config, rank, device)
     backend, linear = choose_attention(config, device.type)
@@ -380,18 +380,18 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
     )
 
 
-def _read_spec(config: WorkerConfig) -> ModelSpec:
+def read_spec(config: WorkerConfig) -> ModelSpec:
+    """Read the description of the worker's model from its files; see `read_model_spec`."""
     folder = Path(config.model_folder)
     return read_model_spec(folder, config.model_overrides, is_embedding=config.is_embedding)
 
 
-def build_grammars(config: WorkerConfig) -> Grammars:
+def build_grammars(config: WorkerConfig, vocab_size: int) -> Grammars:
     """Create `Grammars` with the configured library.
 
     Beside a GPU, the library is imported while the weights load. On a CPU, this would delay the
     start and take memory, so the first grammar waits for it instead.
     """
-    vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
 

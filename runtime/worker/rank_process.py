@@ -45,10 +45,15 @@ def main(payload: bytes) -> None:
     configure_logging(level, f"rank {config.rank}{which}", worker.log_format)
     try:
         with uncollected():
-            from runtime.worker.build_worker import build_commands, build_rank, build_rank_weights
+            from runtime.worker.build_worker import (
+                build_commands,
+                build_rank,
+                build_rank_weights,
+                read_spec,
+            )
 
         inbox, outbox = _open_links(config)
-        executor = build_rank(worker, config.rank, _keep_silent)
+        executor = build_rank(worker, read_spec(worker), config.rank, _keep_silent)
         commands = build_commands(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:

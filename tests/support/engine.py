@@ -38,7 +38,7 @@ from runtime.models.registry import read_model_spec
 from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec, RowSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
-from runtime.worker.build_worker import build_grammars, build_rank, build_scheduler
+from runtime.worker.build_worker import build_grammars, build_rank, build_scheduler, read_spec
 from runtime.worker.ranks import Ranks
 
 Forward = Callable[[ForwardBatch], Any]
@@ -109,8 +109,9 @@ class InProcessEngine:
             # This import comes first: a thread imports the package with placeholders while tests
             # import the real one.
             import transformers  # noqa: F401
-        self.grammars = build_grammars(config)
-        self.executor = build_rank(config, 0, lambda *_: None)
+        spec = read_spec(config)
+        self.grammars = build_grammars(config, spec.vocab_size)
+        self.executor = build_rank(config, spec, 0, lambda *_: None)
         self.scheduler, self.ready = build_scheduler(
             config,
             self.executor,

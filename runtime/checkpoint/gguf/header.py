@@ -15,6 +15,7 @@ import os
 import struct
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,6 +118,11 @@ class GgufArray:
         """
         if not self.is_text:
             raise ValueError("not an array of strings")
+        return self._texts
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        # The list is kept because the configuration and the tokenizer read the same vocabulary.
         data, position, found = self.data, 0, []
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(self.count):
@@ -293,11 +299,13 @@ class _Header:
         length_at = struct.Struct("<Q").unpack_from
         data, at = self._data, self._at
         for _ in range(count):
-            if at + 8 > len(data):
+            try:
+                at += 8 + length_at(data, at)[0]
+            except (struct.error, OverflowError):
+                # The length is not in the buffer yet, or the file ends before it.
                 self._require(at + 8 - self._at, what)
-            at += 8 + length_at(data, at)[0]
-            if at > len(data):
-                self._require(at - self._at, what)
+                at += 8 + length_at(data, at)[0]
+        self._require(at - self._at, what)
         self._at = at
 
     def _require(self, size: int, what: str) -> None:
