@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+
+class RowOrder(NamedTuple):
+    """Which rows of a file's tensor make up a tensor of the checkpoint, and in which order.
+
+    The file's rows from `first` on are `[left, right, rest]`. They become `[right, left, rest]`.
+    Then the rows from `begin` to `end` are taken.
+
+    Attributes:
+        left, right: numbers of groups that are exchanged.
+        first: number of rows before these groups, which stay in place.
+        begin, end: range of the rows that are taken; `end` is None for all rows.
+    """
+
+    left: int
+    right: int
+    first: int = 0
+    begin: int = 0
+    end: int | None = None
 
 
 @dataclass(frozen=True)
@@ -18,7 +38,9 @@ class TensorInfo:
         start, end: range of its bytes in the file.
         interleaved_heads: number of heads whose two halves the file interleaves row by row; 0 if
             the rows are in order.
+        rows: how the file's rows become the tensor's; None if they are the same.
         offset: a number that was added to every number in the file.
+        is_decay: whether the file has `-exp(x)` in place of each number x.
     """
 
     name: str
@@ -28,7 +50,9 @@ class TensorInfo:
     start: int
     end: int
     interleaved_heads: int = 0
+    rows: RowOrder | None = None
     offset: float = 0.0
+    is_decay: bool = False
 
     @property
     def size_bytes(self) -> int:

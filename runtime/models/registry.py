@@ -130,6 +130,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": _decoder("olmo2"),
     "Olmo3ForCausalLM": _decoder("olmo3"),
+    "OlmoeForCausalLM": _decoder("olmoe"),
     "SmolLM3ForCausalLM": _decoder("smollm3"),
     "Starcoder2ForCausalLM": _decoder("starcoder2"),
     "LlamaModel": _headed("llama", "vectors"),

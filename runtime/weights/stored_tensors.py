@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.checkpoint.gguf.types import BLOCK_TYPES
 from runtime.checkpoint.regular_file import open_regular
-from runtime.checkpoint.tensor_info import TensorInfo
+from runtime.checkpoint.tensor_info import RowOrder, TensorInfo
 
 # torch's types, by the names in safetensors files. All other types that are read are quantized
 # blocks of bytes.
@@ -63,12 +64,23 @@ def as_tensor(raw: Tensor, info: TensorInfo) -> Tensor:
     """
     dtype = DTYPES.get(info.dtype)
     if dtype is None:
-        tensor = raw.view(info.shape[0], -1)
+        tensor = raw.view(-1, BLOCK_TYPES[info.dtype].row_bytes(info.shape[-1]))
     else:
         if raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()
-        tensor = raw.view(dtype).view(info.shape)
+        shape = info.shape if info.rows is None else (-1, *info.shape[1:])
+        tensor = raw.view(dtype).view(shape)
     if info.interleaved_heads:
         pairs = tensor.unflatten(0, (info.interleaved_heads, -1, 2))
         tensor = pairs.transpose(1, 2).flatten(0, 2)
+    if info.rows is not None:
+        tensor = _reordered(tensor, info.rows)
+    if info.is_decay:
+        return tensor.neg().log()
     return tensor - info.offset if info.offset else tensor
+
+
+def _reordered(tensor: Tensor, rows: RowOrder) -> Tensor:
+    groups = tensor[rows.first :].unflatten(0, (rows.left, rows.right, -1))
+    found = groups.transpose(0, 1).flatten(0, 2)
+    return torch.cat((tensor[: rows.first], found))[rows.begin : rows.end]

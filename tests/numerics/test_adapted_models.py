@@ -220,5 +220,5 @@ def test_what_cannot_be_served_is_one_line(
 
 
 def test_headrace_alone_refuses_what_has_no_family() -> None:
-    with pytest.raises(StartupError, match="'OlmoeForCausalLM' is not supported"):
-        read_model_spec(adapted_model("olmoe"), {"model_impl": "headrace"})
+    with pytest.raises(StartupError, match="'SeedOssForCausalLM' is not supported"):
+        read_model_spec(adapted_model("seed_oss"), {"model_impl": "headrace"})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.checkpoint.gguf.types import BLOCK_TYPES
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.quantization.gguf.front import StoredForms
 from runtime.models.registry import read_model_spec
 from runtime.weights.load_model import load_model
 from tests.support.driver import Driver, load
@@ -81,6 +82,13 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "qwen2_moe": {},
     "qwen3_moe": {},
     "starcoder2_tied": {},
+    "olmoe": {},
+    "granite_hybrid": {},
+    "granite_hybrid_moe": {},
+    "nemotron_h": {},
+    "qwen3_next": {},
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
 }
 
 
@@ -175,6 +183,34 @@ def test_blocks_of_the_latents_expansion(tmp_path: Path) -> None:
     tokens = prompt()
     expected = reference(folder, weights, tokens)
     assert divergence(expected, logits(path, tokens)) < 0.005
+    for found in TwoRanks(path).prefill(tokens):
+        assert divergence(expected, found) < 0.005
+
+
+RECURRENT = [
+    *(("qwen3_next", False), ("qwen3_next", True), ("qwen3_5", False), ("qwen3_5_moe", False)),
+    *(("granite_hybrid_moe", False), ("nemotron_h", False)),
+]
+
+
+@pytest.mark.parametrize(("name", "is_old"), RECURRENT)
+def test_recurrent_layers_stay_in_blocks(name: str, is_old: bool, tmp_path: Path) -> None:
+    folder = variant(name, {})
+    path = tmp_path / "model.gguf"
+    parts = ("attn_qkv", "attn_gate", "ssm_in", "ssm_ba", "ssm_alpha", "ssm_beta", "ssm_out")
+    in_blocks = tuple(f".{part}.weight" for part in parts)
+    weights = write_gguf(
+        folder, path, lambda name: "Q8_0" if name.endswith(in_blocks) else "F32", is_old=is_old
+    )
+    tokens = prompt()
+    expected = reference(folder, weights, tokens)
+    assert divergence(expected, logits(path, tokens)) < 0.005
+    spec = read_model_spec(path)
+    assert isinstance(spec.quantization, StoredForms)
+    assert sum(spec.quantization.form(each) == "Q8_0" for each in spec.weights) >= 6
+    if spec.architecture.startswith("Qwen3_5"):
+        assert spec.uneven_parts(2) == ["4 value heads in the order of a GGUF file"]
+        return
     for found in TwoRanks(path).prefill(tokens):
         assert divergence(expected, found) < 0.005
 

@@ -14,7 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kernels.quantized_linear.encode import encode
-from tests.support.gguf_family_keys import FAMILY_KEYS, GEMMA4_WHOLE_NAMES
+from tests.support.gguf_family_keys import (
+    FAMILY_KEYS,
+    GEMMA4_WHOLE_NAMES,
+    add_extra_layer,
+    llama3_factors,
+    write_latent_keys,
+)
+from tests.support.gguf_hybrids import HYBRIDS, put_back, rearranged
 
 Types = Callable[[str], str]
 
@@ -131,6 +138,7 @@ _OWN_NAMES = {
     "glm4": _GLM4,
     "glm4moe": _GLM4_MOE,
     "gpt-oss": _GPT_OSS,
+    "granitehybrid": _GRANITE_MOE,
     "granitemoe": _GRANITE_MOE,
     "lfm2": _LFM2,
     "minimax-m2": _MINIMAX_M2,
@@ -159,13 +167,20 @@ _ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "Ministral3ForCausalLM": "mistral3",
+    "NemotronHForCausalLM": "nemotron_h",
+    "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
 # Architectures for which llama.cpp interleaves the two halves of each head that RoPE rotates.
+_OFFSET_NORMS = {"gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe"}
 _INTERLEAVED = {"llama", "granite", "granitemoe", "mistral3", "smollm3"}
 
 
@@ -176,6 +191,7 @@ def write_gguf(
     extra: dict[str, Any] | None = None,
     *,
     old_latents: bool = False,
+    is_old: bool = False,
 ) -> dict[str, Tensor]:
     """Write the weights of a folder as a GGUF file.
 
@@ -186,6 +202,7 @@ def write_gguf(
         extra: additional string keys, which replace those from the configuration.
         old_latents: write DeepSeek's key and value projections in the expanded form of old
             converters.
+        is_old: write the rows of Qwen3-Next's linear attention as old converters did.
 
     Returns:
         The float32 values that the file represents, by the names in the folder.
@@ -198,7 +215,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(str(path), name)
     _write_keys(writer, name, config, weights)
     if name == "deepseek2":
-        _write_latent_keys(writer, config, expanded=old_latents)
+        write_latent_keys(writer, config, expanded=old_latents)
     for key, value in (extra or {}).items():
         writer.add_string(key, value)
     rest = types, name, config
@@ -207,19 +224,10 @@ def write_gguf(
     for full, weight in weights.items():
         if full == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        if full.endswith("input_linear.weight"):
-            # Granite stores gate and up of all experts together; the converter separates them.
-            halves = [
-                _write(writer, _name(full.replace("input_linear", half), name)[0], values, *rest)
-                for half, values in zip(("gate", "up"), weight.float().chunk(2, dim=1), strict=True)
-            ]
-            stands_for[full] = torch.cat(halves, dim=1)
-            continue
-        if full.endswith("kv_b_proj.weight") and not old_latents:
-            stands_for[full] = _write_up_projection(writer, full, weight.float(), rest)
-            continue
-        if name == "gpt-oss" and ".experts." in full:
-            stands_for[full] = _write_gpt_oss_experts(writer, full, weight.float(), rest)
+        options = {"old_latents": old_latents, "is_old": is_old}
+        written = _write_in_another_layout(writer, full, weight.float(), rest, **options)
+        if written is not None:
+            stands_for[full] = written
             continue
         found, expert = _name(full, name)
         if expert is not None:
@@ -236,6 +244,36 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stands_for
+
+
+def _write_in_another_layout(
+    writer: gguf.GGUFWriter,
+    full: str,
+    weight: Tensor,
+    rest: tuple[Types, str, dict[str, Any]],
+    *,
+    old_latents: bool,
+    is_old: bool,
+) -> Tensor | None:
+    """Write a tensor whose numbers the converter moves; return None for any other tensor."""
+    _, name, config = rest
+    if name in HYBRIDS:
+        parts = rearranged(full, weight, name, config, is_old=is_old)
+        if parts is not None:
+            values = {part: _write(writer, part, each, *rest) for part, each in parts.items()}
+            return put_back(full, weight.shape, values, name, config, is_old=is_old)
+    if full.endswith("block_sparse_moe.input_linear.weight"):
+        # Granite stores gate and up of all experts together; the converter separates them.
+        halves = [
+            _write(writer, _name(full.replace("input_linear", half), name)[0], values, *rest)
+            for half, values in zip(("gate", "up"), weight.chunk(2, dim=1), strict=True)
+        ]
+        return torch.cat(halves, dim=1)
+    if full.endswith("kv_b_proj.weight") and not old_latents:
+        return _write_up_projection(writer, full, weight, rest)
+    if name == "gpt-oss" and ".experts." in full:
+        return _write_gpt_oss_experts(writer, full, weight, rest)
+    return None
 
 
 def _write_up_projection(
@@ -308,11 +346,16 @@ def _write(
 ) -> Tensor:
     """Write one tensor; return the values that it represents, in the folder's layout."""
     heads = _heads(name, architecture, config)
-    stored = weight
+    stored = weight.contiguous()
+    if name.endswith("ssm_a"):
+        writer.add_tensor(name, -torch.exp(stored).numpy())
+        return weight
     if heads:
         stored = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    offset = 1.0 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0
-    if stored.dim() == 1 or "_inp." in name or name.endswith(("bias", "gate_inp_shexp.weight")):
+    has_offset = architecture in _OFFSET_NORMS and "ssm_norm" not in name
+    offset = 1.0 if has_offset and name.endswith("norm.weight") else 0.0
+    is_plain = name.endswith(("bias", "gate_inp_shexp.weight", "ssm_d", "ssm_norm.weight"))
+    if stored.dim() == 1 or "_inp." in name or "ssm_conv1d" in name or is_plain:
         if name.endswith("gate_inp_shexp.weight"):
             stored = stored.flatten()
         writer.add_tensor(name, (stored + offset).numpy())
@@ -340,14 +383,16 @@ def _write(
 def _write_keys(
     writer: gguf.GGUFWriter, name: str, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> None:
-    # This architecture has one more layer for predicting further tokens, which is not computed.
-    writer.add_block_count(config["num_hidden_layers"] + (name == "glm4moe"))
+    # Two architectures have one more layer for predicting further tokens, which is not computed.
+    num_layers = len(config.get("layers_block_type") or ()) or config["num_hidden_layers"]
+    writer.add_block_count(num_layers + (name in ("glm4moe", "qwen3next")))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    layer_norm_eps = config.get("layer_norm_eps", config.get("norm_epsilon"))
+    names = "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"
+    layer_norm_eps = next((config[each] for each in names if each in config), None)
     if layer_norm_eps is not None:
         writer.add_layer_norm_eps(layer_norm_eps)
     else:
@@ -367,7 +412,7 @@ def _write_keys(
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if rope.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config, rope))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if name in _INTERLEAVED:
         writer.add_rope_dimension_count(head_dim)
@@ -377,7 +422,7 @@ def _write_keys(
     # Version 5 of `transformers` has another name for this in some files.
     experts = config.get("num_experts") or config.get("num_local_experts")
     experts = experts or config.get("n_routed_experts")
-    if experts:
+    if experts and name != "nemotron_h":
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
         if config.get("moe_intermediate_size"):
@@ -385,7 +430,7 @@ def _write_keys(
         if config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     _write_own_keys(writer, name, config, head_dim)
-    assert "model.embed_tokens.weight" in weights
+    assert {"model.embed_tokens.weight", "backbone.embeddings.weight"} & set(weights)
 
 
 def _write_own_keys(
@@ -411,10 +456,7 @@ def _write_own_keys(
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_nextn_predict_layers(1)
-        for extra, shape in (("nextn.eh_proj", (8, 16)), ("ffn_up_exps", (2, 8, 8))):
-            weight = np.zeros(shape, dtype=np.float32)
-            writer.add_tensor(f"blk.{config['num_hidden_layers']}.{extra}.weight", weight)
+        add_extra_layer(writer, config)
     if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -434,52 +476,3 @@ def _write_own_keys(
         )
         local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
         writer.add_float32("gemma3.rope.freq_base_swa", float(local.get("rope_theta", 10000.0)))
-
-
-def _write_latent_keys(writer: gguf.GGUFWriter, config: dict[str, Any], *, expanded: bool) -> None:
-    """Write DeepSeek's keys, for the expanded form of attention or for the absorbed one."""
-    rope_dim, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
-    key, value = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
-    if expanded:
-        writer.add_key_length(key)
-        writer.add_value_length(value)
-    else:
-        writer.add_key_length(latent + rope_dim)
-        writer.add_value_length(latent)
-        writer.add_key_length_mla(key)
-        writer.add_value_length_mla(value)
-    if config.get("q_lora_rank"):
-        writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(latent)
-    writer.add_rope_dimension_count(rope_dim)
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-    writer.add_expert_shared_count(config["n_shared_experts"])
-    writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    writer.add_expert_group_count(config["n_group"])
-    writer.add_expert_group_used_count(config["topk_group"])
-    if config["architectures"] == ["DeepseekV3ForCausalLM"]:
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
-    mscale = config["rope_parameters"].get("mscale_all_dim")
-    if mscale is not None:
-        writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
-
-
-def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Compute the RoPE factors of Llama 3 as llama.cpp's converter does."""
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    frequencies = 1.0 / (rope["rope_theta"] ** (np.arange(0, size, 2) / size))
-    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
-    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
-    factors = []
-    for frequency in frequencies:
-        wave = 2 * np.pi / frequency
-        if wave < high:
-            factors.append(1.0)
-        elif wave > low:
-            factors.append(rope["factor"])
-        else:
-            smooth = rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]
-            smooth /= rope["high_freq_factor"] - rope["low_freq_factor"]
-            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(factors, dtype=np.float32)

@@ -257,6 +257,7 @@ TINY_FAMILIES |= {
         "granite",
         "minimax_m2",
         "olmo2",
+        "olmoe",
         "phi3",
         "smollm3",
     )

@@ -9,16 +9,27 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH
+from runtime.checkpoint.gguf.hybrids import (
+    lfm2,
+    mamba_keys,
+    nemotron_h,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_next,
+)
 from runtime.checkpoint.gguf.own_keys import OwnKeys
+from runtime.checkpoint.gguf.qwen_experts import with_experts
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.errors import StartupError
 
 # llama.cpp's numbers for the functions that turn router logits into experts' scores.
 _SOFTMAX, _SIGMOID = 1, 2
 # Architectures where only a part of each head may rotate.
-PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2"})
+PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2", "qwen35", "qwen35moe", "qwen3next"})
+# Architectures without rotation. Their files have a size for it all the same.
+UNROTATED = frozenset({"nemotron_h"})
 # Architectures whose layers differ in heads or in the size of the feed-forward block.
-VARIED = frozenset({"gemma4", "lfm2"})
+VARIED = frozenset({"gemma4", "granitehybrid", "lfm2", "nemotron_h"})
 # Architectures with attention over latents (MLA), whose heads are described by other keys.
 WITH_LATENTS = frozenset({"deepseek2"})
 # The number of groups of experts and how many groups are chosen, by number of experts, for DeepSeek
@@ -44,42 +55,21 @@ def _plain(architecture: str) -> Callable[[OwnKeys, dict[str, Any]], dict[str, A
     return lambda keys, config: {"architectures": [architecture]}  # noqa: ARG005  # nothing else to say
 
 
-def _moe(
-    architecture: str, *, sums_to_one: bool
-) -> Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]:
-    def read(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-        # Files of old converters do not have these sizes, so they are read from the tensors'
-        # shapes.
-        layers = range(config["num_hidden_layers"])
-        dense = [index for index in layers if keys.has(f"blk.{index}.ffn_gate.weight")]
-        sparse = next((index for index in layers if index not in dense), 0)
-        expert = keys.tensors.get(f"blk.{sparse}.ffn_gate_exps.weight")
-        shared = keys.tensors.get(f"blk.{sparse}.ffn_gate_shexp.weight")
-        return {
-            "architectures": [architecture],
-            "num_experts": keys.values.get("expert_count"),
-            "num_experts_per_tok": keys.values.get("expert_used_count"),
-            "moe_intermediate_size": keys.values.get(
-                "expert_feed_forward_length", expert.shape[1] if expert is not None else None
-            ),
-            "shared_expert_intermediate_size": keys.values.get(
-                "expert_shared_feed_forward_length", shared.shape[0] if shared is not None else None
-            ),
-            "norm_topk_prob": sums_to_one,
-            "mlp_only_layers": dense,
-        }
-
-    return read
-
-
 def _granite(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    # For Granite, llama.cpp reads this key as "heads rotate".
-    if not keys.flag("rope.scaling.finetuned", True):
+    if not _rotates(keys):
         raise keys.error("rope.scaling.finetuned", "true")
+    return {"architectures": ["GraniteForCausalLM"], **_granite_scales(keys, config)}
+
+
+def _rotates(keys: OwnKeys) -> bool:
+    # For Granite, llama.cpp reads this key as "heads rotate".
+    return keys.flag("rope.scaling.finetuned", True)
+
+
+def _granite_scales(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     # As in llama.cpp, an absent factor or a factor of 0 means the usual value.
     return {
-        "architectures": ["GraniteForCausalLM"],
         "mlp_bias": keys.has("blk.0.ffn_gate.bias"),
         "attention_multiplier": keys.values.get("attention.scale") or head_dim**-0.5,
         "embedding_multiplier": keys.values.get("embedding_scale") or 1.0,
@@ -97,6 +87,29 @@ def _granitemoe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
         "architectures": ["GraniteMoeForCausalLM"],
         "num_local_experts": keys.values.get("expert_count"),
         "num_experts_per_tok": keys.values.get("expert_used_count"),
+    }
+
+
+def _granitehybrid(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
+    shared = keys.tensors.get("blk.0.ffn_up_shexp.weight", keys.tensors.get("blk.0.ffn_up.weight"))
+    return {
+        **_granite_scales(keys, config),
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "position_embedding_type": "rope" if _rotates(keys) else "nope",
+        "num_local_experts": keys.values.get("expert_count", 0),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+        # Dense models have this size, too; the feed-forward size in the file is unused.
+        "shared_intermediate_size": shared.shape[0] if shared is not None else None,
+        **mamba_keys(keys, config),
+    }
+
+
+def _olmoe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
+    return {
+        "architectures": ["OlmoeForCausalLM"],
+        "num_experts": keys.values.get("expert_count"),
+        "num_experts_per_tok": keys.values.get("expert_used_count"),
+        "norm_topk_prob": False,
     }
 
 
@@ -286,27 +299,6 @@ def _mistral3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lfm2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    # Layers without heads of keys have a convolution in place of attention.
-    heads = keys.values.get("attention.head_count_kv")
-    num_layers, known = config["num_hidden_layers"], (0, config["num_key_value_heads"])
-    if not isinstance(heads, list):
-        heads = [heads] * num_layers
-    if len(heads) != num_layers or any(each not in known for each in heads):
-        raise keys.error("attention.head_count_kv", f"0 or one number for {num_layers} layers")
-    if not keys.flag("attention.causal", True):
-        raise keys.error("attention.causal", "true: embedding models are not supported")
-    return {
-        "architectures": ["Lfm2ForCausalLM"],
-        "layer_types": ["full_attention" if each else "conv" for each in heads],
-        "conv_L_cache": keys.values.get("shortconv.l_cache"),
-        "conv_bias": any(keys.has(f"blk.{i}.shortconv.conv.bias") for i in range(num_layers)),
-        # The file has the size of the feed-forward block, not the number that it follows from.
-        "block_auto_adjust_ff_dim": False,
-        "norm_eps": config["rms_norm_eps"],
-    }
-
-
 def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001  # as others
     # The files do not say which layers have no positions; as in llama.cpp, every fourth has none.
     return {
@@ -361,8 +353,8 @@ def _gemma4(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     pattern[-1] = False
     windowed = next((i for i in range(num_layers) if pattern[i]), 0)
     whole = next(i for i in range(num_layers) if not pattern[i])
-    heads = _of_layers(keys, "attention.head_count_kv", num_layers)
-    sizes = _of_layers(keys, "feed_forward_length", num_layers)
+    heads = keys.of_layers("attention.head_count_kv", num_layers)
+    sizes = keys.of_layers("feed_forward_length", num_layers)
     readers = keys.integer("attention.shared_kv_layers", num_layers, 0, low=0)
     is_wide = sizes[-1] != sizes[0]
     wide = [
@@ -406,20 +398,6 @@ def _gemma4(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_layers(keys: OwnKeys, key: str, num_layers: int) -> list[int]:
-    """Return a number of each layer; the file may have one for all.
-
-    Raises:
-        StartupError: the file has neither.
-    """
-    found = keys.values.get(key)
-    if not isinstance(found, list):
-        return [keys.integer(key, MAX_WIDTH)] * num_layers
-    if len(found) != num_layers or not all(type(each) is int and each > 0 for each in found):
-        raise keys.error(key, f"a number for each of {num_layers} layers")
-    return found
-
-
 def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
     """Return the keys that say which layers have a window, if the file does."""
     pattern = keys.values.get("attention.sliding_window_pattern")
@@ -440,8 +418,8 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "llama": _llama,
     "qwen2": _plain("Qwen2ForCausalLM"),
     "qwen3": _plain("Qwen3ForCausalLM"),
-    "qwen2moe": _moe("Qwen2MoeForCausalLM", sums_to_one=False),
-    "qwen3moe": _moe("Qwen3MoeForCausalLM", sums_to_one=True),
+    "qwen2moe": with_experts("Qwen2MoeForCausalLM", sums_to_one=False),
+    "qwen3moe": with_experts("Qwen3MoeForCausalLM", sums_to_one=True),
     "cohere2": _cohere2,
     "deepseek2": _deepseek2,
     "gemma2": _gemma2,
@@ -450,13 +428,19 @@ ARCHITECTURES: dict[str, Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]] = 
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
-    "lfm2": _lfm2,
+    "lfm2": lfm2,
     "minimax-m2": _minimax_m2,
     "mistral3": _mistral3,
     "phi3": _phi3,
     "granite": _granite,
     "granitemoe": _granitemoe,
+    "granitehybrid": _granitehybrid,
+    "nemotron_h": nemotron_h,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "qwen35": qwen3_5,
+    "qwen35moe": qwen3_5_moe,
+    "qwen3next": qwen3_next,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
 }

@@ -15,6 +15,7 @@ from runtime.checkpoint.config_keys import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, 
 from runtime.checkpoint.gguf.architectures import (
     ARCHITECTURES,
     PARTLY_ROTATED,
+    UNROTATED,
     VARIED,
     WITH_LATENTS,
 )
@@ -113,7 +114,7 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
         head_dim = keys.integer("attention.key_length", MAX_HEAD_DIM, rope_dim, low=0)
         if keys.integer("attention.value_length", MAX_HEAD_DIM, head_dim, low=0) != head_dim:
             raise keys.error("attention.value_length", f"{head_dim}, as attention.key_length")
-    if rope_dim not in (0, head_dim):
+    if rope_dim not in (0, head_dim) and architecture_of(file) not in UNROTATED:
         if architecture_of(file) not in PARTLY_ROTATED:
             raise keys.error(
                 "rope.dimension_count", f"{head_dim}: partial rotation is not supported"

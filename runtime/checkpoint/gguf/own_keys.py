@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runtime.checkpoint.config_keys import MAX_WIDTH
 from runtime.checkpoint.gguf.header import GgufArray, GgufFile
 from runtime.checkpoint.json_file import Keys
 from runtime.errors import StartupError
@@ -38,6 +39,19 @@ class OwnKeys(Keys):
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor with this name."""
         return tensor in self.tensors
+
+    def of_layers(self, key: str, num_layers: int, *, low: int = 1) -> list[int]:
+        """Return a number of each layer, at least `low`; the file may have one for all.
+
+        Raises:
+            StartupError: the file has neither.
+        """
+        found = self.values.get(key)
+        if not isinstance(found, list):
+            return [self.integer(key, MAX_WIDTH, low=low)] * num_layers
+        if len(found) != num_layers or not all(type(each) is int and each >= low for each in found):
+            raise self.error(key, f"a number for each of {num_layers} layers")
+        return found
 
 
 def _same(value: Any) -> Any:

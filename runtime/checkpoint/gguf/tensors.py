@@ -1,23 +1,25 @@
 """Gives the tensors of a GGUF file the names and the order of a Hugging Face checkpoint. No torch.
 
 llama.cpp renames every tensor, stacks experts, interleaves the halves of rotated heads (Llama,
-Granite, SmolLM3) and adds one to Gemma's norms. This module undoes these changes or describes them,
-so that other code does not depend on them.
+Granite, SmolLM3) and adds one to the norms of Gemma and Qwen3-Next. This module undoes these
+changes or describes them, so that other code does not depend on them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.checkpoint.gguf.files import open_gguf
-from runtime.checkpoint.gguf.header import GgufFile, GgufTensor
+from runtime.checkpoint.gguf.header import GgufArray, GgufFile, GgufTensor
+from runtime.checkpoint.gguf.linear_attention import in_flat_rows
 from runtime.checkpoint.gguf.own_keys import architecture_of
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
-_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias|scale)")
+_BLOCK = re.compile(r"blk\.(\d{1,5})\.(?:(.+)\.(weight|bias|scale)|(ssm_[ad]))")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -141,6 +143,55 @@ _LFM2 = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
+_DELTA_NET = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    # Rows of a key head lie together in both, as in the checkpoint.
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+}
+_GRANITE_HYBRID = {
+    **_GRANITE_MOE,
+    **_MAMBA,
+    "ffn_gate": "shared_mlp.gate_proj",
+    "ffn_up": "shared_mlp.up_proj",
+    "ffn_down": "shared_mlp.output_linear",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    **{part: name.replace("mamba.", "mixer.") for part, name in _MAMBA.items()},
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+_NEMOTRON_H_TOP = {
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "output": "lm_head",
+}
 # Tensors of a layer whose names have no `weight` or `bias` at the end.
 _WHOLE_NAMES = {
     "attn_sinks": "self_attn.sinks",
@@ -148,6 +199,10 @@ _WHOLE_NAMES = {
 }
 # Tensors with a matrix for each head, which become one matrix with the heads' rows in order.
 _OF_HEADS = frozenset({"attn_k_b", "attn_v_b"})
+# Convolutions in which each channel has one input. The checkpoint has a dimension for it.
+_CONVOLUTIONS = frozenset({"shortconv.conv", "ssm_conv1d"})
+# Vectors that Mamba's files store as matrices.
+_VECTORS = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 # Tensors that are part of the configuration, not weights.
 _SUPERFLUOUS = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -161,12 +216,20 @@ class _Dialect:
     Attributes:
         names: names of a layer's tensors, where they differ from `_LAYER`.
         heads: tensors whose heads have interleaved halves, with the key of their number of heads.
-        norm_offset: the number that was added to the weights of norms.
+        norm_offset: the number that was added to the weights of norms, except those of linear
+            attention.
+        top: names of the tensors outside of layers, where they differ from `_TOP`.
+        layers: what the names of all layers begin with.
+        has_tiled_heads: whether the value heads of linear attention are in another order; see
+            `runtime.checkpoint.gguf.linear_attention`.
     """
 
     names: dict[str, str] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
+    top: dict[str, str] = field(default_factory=lambda: _TOP)
+    layers: str = "model.layers"
+    has_tiled_heads: bool = False
 
 
 _LLAMA_HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
@@ -182,12 +245,19 @@ _DIALECTS = {
     "gpt-oss": _Dialect(_GPT_OSS),
     "granite": _Dialect(heads=_LLAMA_HEADS),
     "granitemoe": _Dialect(_GRANITE_MOE, _LLAMA_HEADS),
+    "granitehybrid": _Dialect(_GRANITE_HYBRID, _LLAMA_HEADS),
     "lfm2": _Dialect(_LFM2),
     "llama": _Dialect(heads=_LLAMA_HEADS),
     "minimax-m2": _Dialect(_MINIMAX_M2),
     "mistral3": _Dialect(heads=_LLAMA_HEADS),
+    "nemotron_h": _Dialect(
+        _NEMOTRON_H, _LLAMA_HEADS, top=_NEMOTRON_H_TOP, layers="backbone.layers"
+    ),
     "olmo2": _Dialect(_OLMO2),
     "phi3": _Dialect(_PHI3),
+    "qwen35": _Dialect(_DELTA_NET, norm_offset=1.0, has_tiled_heads=True),
+    "qwen35moe": _Dialect(_DELTA_NET, norm_offset=1.0, has_tiled_heads=True),
+    "qwen3next": _Dialect(_DELTA_NET, norm_offset=1.0),
     "smollm3": _Dialect(heads=_LLAMA_HEADS),
     "starcoder2": _Dialect(_STARCODER2),
 }
@@ -223,45 +293,25 @@ def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
 
 
 def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[TensorInfo]:
-    stem, _, last = tensor.name.rpartition(".")
-    part, kind = "", last
-    if stem in _TOP:
-        name = f"{_TOP[stem]}.{kind}"
-    else:
-        match = _BLOCK.fullmatch(tensor.name)
-        part = match[2] if match else ""
-        # Tensors of layers that predict further tokens (MTP) keep their names; families ignore
-        # them.
-        extra = part if part.startswith("nextn.") else None
-        known = {**_LAYER, **dialect.names}.get(part, extra)
-        if match is None:
-            name = tensor.name
-        elif f"{part}.{kind}" in dialect.names:
-            name = f"model.layers.{match[1]}.{dialect.names[f'{part}.{kind}']}"
-        elif part in _WHOLE_NAMES:
-            name = f"model.layers.{match[1]}.{dialect.names.get(part, _WHOLE_NAMES[part])}"
-        elif known is None:
-            name = tensor.name
-        else:
-            name = f"model.layers.{match[1]}.{known}.{kind}"
-    shape = tensor.shape
-    if part == "ffn_gate_inp_shexp" and len(shape) == 1:
-        shape = (1, *shape)
-    if part == "shortconv.conv" and len(shape) == 2:
-        # The checkpoint's shape: each channel has one input.
-        shape = (shape[0], 1, shape[1])
-    if part in _OF_HEADS and len(shape) == 3:
-        shape = (shape[0] * shape[1], shape[2])
-    end = tensor.start + tensor.size_bytes
-    offset = dialect.norm_offset if stem.endswith("norm") and kind == "weight" else 0.0
-    heads = _num_heads(file, dialect.heads[part], shape) if part in dialect.heads else 0
+    stem, _, kind = tensor.name.rpartition(".")
+    match = _BLOCK.fullmatch(tensor.name)
+    part = (match[2] or match[4]) if match else ""
+    name = _name(dialect, tensor.name)
+    shape = _shape(part, tensor.shape)
+    has_offset = stem.endswith("norm") and part != "ssm_norm" and kind == "weight"
     if "{}" not in name:
-        return [
-            TensorInfo(
-                name, tensor.type.name, shape, tensor.file, tensor.start, end,
-                interleaved_heads=heads, offset=offset,
-            )
-        ]  # fmt: skip
+        info = TensorInfo(
+            name, tensor.type.name, shape, tensor.file, tensor.start,
+            tensor.start + tensor.size_bytes,
+            interleaved_heads=(
+                _num_heads(file, dialect.heads[part], shape) if part in dialect.heads else 0
+            ),
+            offset=dialect.norm_offset if has_offset else 0.0,
+            is_decay=part == "ssm_a",
+        )  # fmt: skip
+        if dialect.names is _DELTA_NET:
+            return in_flat_rows(file, part, info, is_tiled=dialect.has_tiled_heads)
+        return [info]
     # Experts are stacked, so each expert's tensor is a contiguous range of bytes.
     if len(shape) != (2 if kind == "bias" else 3):
         raise StartupError(
@@ -287,9 +337,46 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
     ]
 
 
+def _name(dialect: _Dialect, full: str) -> str:
+    """Return the name of a tensor in a checkpoint, with `{}` for the index of an expert."""
+    stem, _, kind = full.rpartition(".")
+    if stem in dialect.top:
+        return f"{dialect.top[stem]}.{kind}"
+    match = _BLOCK.fullmatch(full)
+    if match is None:
+        return full
+    part = match[2] or match[4]
+    layer = f"{dialect.layers}.{match[1]}"
+    whole = full.split(".", 2)[2]
+    if whole in dialect.names:
+        return f"{layer}.{dialect.names[whole]}"
+    if part in _WHOLE_NAMES:
+        return f"{layer}.{dialect.names.get(part, _WHOLE_NAMES[part])}"
+    # Tensors of layers that predict further tokens (MTP) keep their names; families ignore them.
+    extra = part if part.startswith("nextn.") else None
+    known = {**_LAYER, **dialect.names}.get(part, extra)
+    return full if known is None else f"{layer}.{known}.{kind}"
+
+
+def _shape(part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that a tensor has in a checkpoint."""
+    if part == "ffn_gate_inp_shexp" and len(shape) == 1:
+        return (1, *shape)
+    if part in _CONVOLUTIONS and len(shape) == 2:
+        return (shape[0], 1, shape[1])
+    if part in _VECTORS:
+        return (math.prod(shape),)
+    if part in _OF_HEADS and len(shape) == 3:
+        return (shape[0] * shape[1], shape[2])
+    return shape
+
+
 def _num_heads(file: GgufFile, key: str, shape: tuple[int, ...]) -> int:
     name = architecture_of(file)
     count = file.metadata.get(f"{name}.{key}", file.metadata.get(f"{name}.attention.head_count"))
+    if isinstance(count, GgufArray) and not count.is_text:
+        # Layers without attention have none.
+        count = next((each for each in count.numbers() if each), 0)
     if not isinstance(count, int) or count < 1 or shape[0] % (2 * count):
         raise StartupError(f"{file.path}: {shape[0]} rows are not {count!r} heads of halves")
     return count

@@ -107,6 +107,8 @@ class DeltaNetSpec(RecurrentSpec):
             heads; z and the two gates each have a tensor of their own (Qwen3.5). Otherwise one
             tensor holds q, k, v and z, and another holds the gates; in each, the rows of one key
             head are adjacent (Qwen3-Next).
+        has_tiled_outputs: whether the columns of the output product are in the order of GGUF files
+            of Qwen3.5, in which value heads of different key heads are adjacent.
     """
 
     num_key_heads: int
@@ -116,6 +118,7 @@ class DeltaNetSpec(RecurrentSpec):
     width: int
     eps: float
     has_flat_rows: bool = False
+    has_tiled_outputs: bool = False
 
     @property
     def spans(self) -> tuple[int, int, int]:
@@ -153,7 +156,9 @@ class DeltaNetSpec(RecurrentSpec):
                 WeightSpec(f"{name}.{vector}", heads, f"{name}.{vector}.vector", kind="bias")
             )
         weights.append(norm_weight(f"{name}.norm", self.value_dim))
-        return weights + linear_weights(f"{name}.out_proj", f"{name}.o_proj", (hidden, values))
+        # The other name tells the two orders apart, so that neither is loaded as the other one.
+        out = f"{name}.tiled_out_proj" if self.has_tiled_outputs else f"{name}.out_proj"
+        return weights + linear_weights(out, f"{name}.o_proj", (hidden, values))
 
     def _products(self) -> list[tuple[str, str, int]]:
         """Return each stored product: its target in our model, its shard, its total rows."""
@@ -167,6 +172,9 @@ class DeltaNetSpec(RecurrentSpec):
     def uneven_parts(self, tp_size: int) -> list[str]:
         """Return the key heads if ranks cannot share them evenly; see `RecurrentSpec`."""
         heads = self.num_key_heads
+        if self.has_tiled_outputs and tp_size > 1:
+            # A rank's heads have no range of columns there.
+            return [f"{self.num_value_heads} value heads in the order of a GGUF file"]
         return [f"{heads} key heads of linear attention"] if heads % tp_size else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
@@ -18,10 +19,12 @@ def with_experts_of_files(folder: Path, spec: ModelSpec) -> ModelSpec:
     bits store separate tensors.
 
     Args:
-        folder: the model's folder; `check_model_folder` reports weights that cannot be read.
+        folder: the model's folder or GGUF file; `check_model_folder` reports weights that cannot be
+            read.
         spec: the model as `config.json` describes it.
     """
-    if not isinstance(spec, DecoderSpec) or spec.experts is None or not folder.is_dir():
+    has_files = folder.is_dir() or is_gguf(folder)
+    if not isinstance(spec, DecoderSpec) or spec.experts is None or not has_files:
         return spec
     experts = spec.experts
     if experts.stacked is None or not experts.stacked.is_optional:

@@ -41,6 +41,9 @@ _HYBRID_NAMES = {
     ".block_sparse_moe.shared_expert.down_proj.": ".shared_mlp.output_linear.",
     ".mlp.gate_up_proj.": ".shared_mlp.input_linear.",
     ".mlp.down_proj.": ".shared_mlp.output_linear.",
+    # In GGUF files gate and up are separate.
+    ".block_sparse_moe.shared_expert.": ".shared_mlp.",
+    ".mlp.": ".shared_mlp.",
 }
 # The names of the two kinds of layers in `transformers` 4 and 5.
 _MAMBA, _FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
@@ -95,14 +98,15 @@ def read_hybrid(config: Keys, generation: Keys) -> GraniteHybridSpec:
         StartupError: a number is missing or out of range, or a setting is not supported.
     """
     config = Keys(config.source, {**HYBRID_DEFAULTS, **config.values})
-    spec = replace(read(config, generation), mlp_bias=False, fused_gate_up=True)
+    is_fused = not _is_gguf(config)
+    spec = replace(read(config, generation), mlp_bias=False, fused_gate_up=is_fused)
     shared_size = config.integer("shared_intermediate_size", MAX_WIDTH)
     if config.integer("num_local_experts", MAX_EXPERTS, 8, low=0):
         experts = replace(
             _read_experts(config, spec),
             shared_size=shared_size,
             has_shared_gate=False,
-            fused_shared=True,
+            fused_shared=is_fused,
         )
         spec = replace(spec, experts=experts)
     else:
@@ -121,8 +125,6 @@ def read_hybrid(config: Keys, generation: Keys) -> GraniteHybridSpec:
 
 
 def _read_experts(config: Keys, spec: DecoderSpec) -> ExpertsSpec:
-    # A GGUF file stores the gate and up matrices of experts as separate tensors.
-    is_gguf = config.mapping("quantization_config").get("quant_method") == "gguf"
     stacked = StackedForm(gate_up="input_linear.weight", down="output_linear.weight")
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)
     return ExpertsSpec(
@@ -134,8 +136,13 @@ def _read_experts(config: Keys, spec: DecoderSpec) -> ExpertsSpec:
         # one.
         router=RouterSpec(sums_to_one=True),
         names=ExpertNames(block="block_sparse_moe", router="router.layer"),
-        stacked=None if is_gguf else stacked,
+        stacked=None if _is_gguf(config) else stacked,
     )
+
+
+def _is_gguf(config: Keys) -> bool:
+    # A GGUF file stores the gate and up matrices as separate tensors.
+    return config.mapping("quantization_config").get("quant_method") == "gguf"
 
 
 def _read_mamba(config: Keys, spec: DecoderSpec) -> Mamba2Spec:

@@ -35,7 +35,7 @@ class DeltaNet(Mixer):
     """
 
     __slots__ = (
-        *("_a_log", "_conv", "_dt_bias", "_invariant", "_layer_idx"),
+        *("_a_log", "_conv", "_dt_bias", "_has_tiled_outputs", "_invariant", "_layer_idx"),
         *("_norm", "_shape", "_sizes", "_width"),
         "gate_proj",
         "in_proj",
@@ -53,6 +53,7 @@ class DeltaNet(Mixer):
         ratio = spec.num_value_heads // spec.num_key_heads
         sizes = groups, groups * ratio, spec.key_dim, spec.value_dim
         self._shape = DeltaShape(*sizes, has_flat_gates=spec.has_flat_rows)
+        self._has_tiled_outputs = spec.has_tiled_outputs
         self.gate_proj: Linear | None = None
         if spec.has_flat_rows:
             outputs = [
@@ -115,7 +116,11 @@ class DeltaNet(Mixer):
             invariant=self._invariant,
         )
         normed = self._norm.forward(out.view(-1, shape.value_dim)).view(out.shape)
-        return act_and_mul(torch.cat((gate, normed), dim=1), "silu")
+        out = act_and_mul(torch.cat((gate, normed), dim=1), "silu")
+        if not self._has_tiled_outputs:
+            return out
+        groups = out.unflatten(1, (shape.num_key_heads, -1, shape.value_dim))
+        return groups.transpose(1, 2).flatten(1)
 
     def _project(self, hidden: Activations) -> tuple[Tensor, Tensor, Tensor]:
         """Return the channels of the convolution, the output gate and the gates of the delta rule.

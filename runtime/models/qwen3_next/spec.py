@@ -90,10 +90,12 @@ def hybrid_fields(config: Keys, generation: Keys) -> dict[str, Any]:
         "delta": _read_delta(config, fields["rms_norm_eps"]),
         "delta_layers": _delta_layers(config, fields["num_layers"]),
         "rotary_dim": rotary_dim,
+        "num_extra_layers": config.integer("num_nextn_predict_layers", MAX_LAYERS, 0, low=0),
     }
 
 
 def _read_delta(config: Keys, eps: float) -> DeltaNetSpec:
+    # The two flags at the end are written by `runtime.checkpoint.gguf` alone.
     num_keys = config.integer("linear_num_key_heads", MAX_HEADS, 16)
     num_values = config.integer("linear_num_value_heads", MAX_HEADS, 32)
     if num_values % num_keys:
@@ -105,6 +107,8 @@ def _read_delta(config: Keys, eps: float) -> DeltaNetSpec:
         value_dim=config.integer("linear_value_head_dim", MAX_HEAD_DIM, 128),
         width=config.integer("linear_conv_kernel_dim", 64, 4, low=2),
         eps=eps,
+        has_flat_rows=config.flag("has_flat_rows", False),
+        has_tiled_outputs=config.flag("has_tiled_value_heads", False) and num_values != num_keys,
     )
 
 

@@ -1,0 +1,1 @@
+"""The OLMoE family: decoders whose norms follow attention and the MLP."""
