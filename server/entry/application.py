@@ -10,7 +10,6 @@ import re
 import time
 from typing import Protocol
 
-from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +28,7 @@ from server.entry.keys import Keys
 from server.entry.last_errors import LastErrors
 from server.entry.origins import Origins
 from server.error_responses import error_response
+from server.openapi import Description
 from server.routing import RouteMatch, RouteTable
 from server.tracing import Tracing, trace_response
 
@@ -70,7 +70,7 @@ class Application:
 
     def __init__(
         self,
-        api: FastAPI,
+        api: Description,
         routes: RouteTable,
         http: HttpArgs,
         lifecycle: Lifecycle,

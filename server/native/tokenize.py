@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 import msgspec
-from fastapi import Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_api.chat_template import ChatTemplate
@@ -143,7 +143,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         }
         return json_response(info)
 
-    router.add_api_route(
+    router.add(
         "/tokenizer_info",
         tokenizer_info,
         methods=["GET"],
@@ -151,13 +151,13 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
     )
 
     for prefix in ("", "/v1"):
-        router.add_api_route(
+        router.add(
             f"{prefix}/tokenize",
             tokenize,
             methods=["POST"],
             openapi_extra=operation(TokenizeBody, ok=json_of(Tokenized)),
         )
-        router.add_api_route(
+        router.add(
             f"{prefix}/detokenize",
             detokenize,
             methods=["POST"],

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
@@ -49,9 +49,8 @@ def made(folder: Path, reply: str, parser: str = "qwen3", tools: str | None = No
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose(parser, tools, engine.tokenizer),
     )
-    app = FastAPI()
-    for router in create_routers(context):
-        app.include_router(router)
+    routers = create_routers(context)
+    app = Starlette(routes=[route for each in routers for route in each.routes])
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
 
 
