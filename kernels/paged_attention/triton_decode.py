@@ -9,12 +9,12 @@ of stream-K (Osama et al., 2023).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913, PLR0915 a kernel's parameters; it is one function
+# ruff: noqa: PLR0913, PLR0915, C901 a kernel's parameters; it is one function, with its variants
 
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_kept import beside, widened
+from kernels.paged_attention.triton_kept import beside, halves, widened
 from kernels.paged_attention.triton_scores import soft_capped, with_sink
 from kernels.triton_support.launch import start_next, wait_for_inputs
 
@@ -121,28 +121,43 @@ def decode_kernel(
     item = tl.program_id(1)
     wait_for_inputs(PDL)
     start_next(PDL and EARLY)
-    if item >= tl.load(totals_ptr):
-        return
+    num_items = tl.load(totals_ptr)
+    # There is memory for an item of each program, so these loads do not wait for the one above.
     item_ptr = items_ptr + item * 8
     seq = tl.load(item_ptr)
     key_begin = tl.load(item_ptr + 1)
     key_end = tl.load(item_ptr + 2)
     num_parts = tl.load(item_ptr + 4)
     q_row = tl.load(item_ptr + 5).to(tl.int64)
+    if item >= num_items:
+        return
     slot, own_parts = item, num_parts
     if SHARED:
         slot = tl.load(item_ptr + 6)
         own_parts = tl.load(item_ptr + 7)
 
+    # Of 8-bit keys and values, a number of 16 bits holds two: see `halves`.
+    PACKED: tl.constexpr = 2 if k_ptr.dtype.element_ty.primitive_bitwidth == 8 else 1
+    WIDTH: tl.constexpr = BLOCK_D // PACKED
     head = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
     held = (head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    q_at = q_row * q_stride + (kv_head * GROUP + head)[:, None] * HEAD_DIM + column[None, :]
-    q = beside(tl.load(q_ptr + q_at, mask=held, other=0.0), k_ptr)
+    q_base = q_row * q_stride + (kv_head * GROUP + head)[:, None] * HEAD_DIM
+    place = tl.arange(0, WIDTH)
+    if PACKED == 2:
+        k_ptr16 = k_ptr.to(tl.pointer_type(tl.int16))
+        v_ptr16 = v_ptr.to(tl.pointer_type(tl.int16))
+        q_at = q_base + 2 * place[None, :]
+        in_head = (head < GROUP)[:, None] & (2 * place < HEAD_DIM)[None, :]
+        q = beside(tl.load(q_ptr + q_at, mask=in_head, other=0.0), k_ptr)
+        q_odd = beside(tl.load(q_ptr + q_at + 1, mask=in_head, other=0.0), k_ptr)
+        acc_odd = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    else:
+        q = tl.load(q_ptr + q_base + column[None, :], mask=held, other=0.0)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     pages_ptr = page_table_ptr + seq.to(tl.int64) * max_pages
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         key = start + tl.arange(0, BLOCK_N)
@@ -150,12 +165,18 @@ def decode_kernel(
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
         # Row indices fit 32 bits, but element offsets may not.
         row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
-        at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
+        at = row.to(tl.int64)[:, None] * (HEAD_DIM // PACKED) + place[None, :]
         mask = inside[:, None]
         if HEAD_DIM != BLOCK_D:
-            mask = mask & (column < HEAD_DIM)[None, :]
-        k = widened(tl.load(k_ptr + at, mask=mask, other=0.0), q)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+            mask = mask & (place < HEAD_DIM // PACKED)[None, :]
+        if PACKED == 2:
+            k, k_odd = halves(tl.load(k_ptr16 + at, mask=mask, other=0), k_ptr, q)
+            scores = tl.dot(q_odd, tl.trans(k_odd), input_precision=PRECISION)
+            scores = tl.dot(q, tl.trans(k), acc=scores, input_precision=PRECISION)
+            scores *= scale_log2
+        else:
+            k = widened(tl.load(k_ptr + at, mask=mask, other=0.0), q)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         if CAPPED:
             scores = soft_capped(scores, cap_log2)
         scores = tl.where(inside[None, :], scores, float("-inf"))
@@ -163,9 +184,20 @@ def decode_kernel(
         weight = tl.exp2(scores - new_best[:, None])
         rescale = tl.exp2(best - new_best)
         total = total * rescale + tl.sum(weight, axis=1)
-        v = widened(tl.load(v_ptr + at, mask=mask, other=0.0), q)
-        acc = tl.dot(weight.to(v.dtype), v, acc=acc * rescale[:, None], input_precision=PRECISION)
+        if PACKED == 2:
+            v, v_odd = halves(tl.load(v_ptr16 + at, mask=mask, other=0), v_ptr, q)
+            weight = weight.to(v.dtype)
+            acc_odd *= rescale[:, None]
+            acc_odd = tl.dot(weight, v_odd, acc=acc_odd, input_precision=PRECISION)
+            acc *= rescale[:, None]
+            acc = tl.dot(weight, v, acc=acc, input_precision=PRECISION)
+        else:
+            v = widened(tl.load(v_ptr + at, mask=mask, other=0.0), q)
+            weight = weight.to(v.dtype)
+            acc = tl.dot(weight, v, acc=acc * rescale[:, None], input_precision=PRECISION)
         best = new_best
+    if PACKED == 2:
+        acc = tl.interleave(acc, acc_odd)
 
     # If a sequence is split, its sink is added once, when the chunks are combined.
     if SINKS and num_parts == 1:

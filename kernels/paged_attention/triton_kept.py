@@ -11,6 +11,10 @@ become its largest number.
 import triton
 import triton.language as tl
 
+from kernels.triton_support.device import interpreted
+
+_HAS_ASM = tl.constexpr(not interpreted())
+
 
 @triton.jit
 def beside(q, cache_ptr):
@@ -26,6 +30,41 @@ def beside(q, cache_ptr):
 def widened(kept, q):
     """Return keys or values in the dtype of the queries that `beside` returned."""
     return kept.to(q.dtype)
+
+
+@triton.jit
+def halves(pair, cache_ptr, q):
+    """Return the numbers at even and at odd columns, in the dtype of the queries.
+
+    A matrix instruction takes the values of two neighbouring keys together. While a GPU reads
+    shared memory, it can transpose 16-bit numbers, but would read 8-bit numbers one by one. So two
+    8-bit numbers of a key are read as one of 16 bits.
+
+    Args:
+        pair: int16; each holds two 8-bit floats of neighbouring columns.
+        cache_ptr: the cache, whose dtype the floats have.
+        q: queries that `beside` returned.
+    """
+    kept: tl.constexpr = cache_ptr.dtype.element_ty
+    if _HAS_ASM and q.dtype == tl.float16:
+        # The compiler would take twice as many instructions.
+        kind: tl.constexpr = "e4m3x2" if kept == tl.float8e4nv else "e5m2x2"
+        even, odd = tl.inline_asm_elementwise(
+            "{.reg .b32 both; .reg .b16 low, high;"
+            "prmt.b32 both, $2, 0, 0x4420; mov.b32 {low, high}, both;"
+            "cvt.rn.f16x2." + kind + " $0, low;"
+            "prmt.b32 both, $2, 0, 0x4431; mov.b32 {low, high}, both;"
+            "cvt.rn.f16x2." + kind + " $1, low;}",
+            "=r,=r,r",
+            [pair],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        even = pair.to(tl.uint8).to(kept, bitcast=True).to(q.dtype)
+        odd = (pair >> 8).to(tl.uint8).to(kept, bitcast=True).to(q.dtype)
+    return even, odd
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 Batch-invariant kernels rely on one kind of matrix instruction for every number of tokens. The gated
 product's speed relies on an instruction that multiplies gate and up together, on TMA, and on shared
-memory for the blocks in flight.
+memory for the blocks in flight. Decoding's speed with 8-bit keys and values relies on their loads
+from shared memory.
 """
 
 import importlib.util
@@ -19,7 +20,9 @@ from triton.compiler import ASTSource
 from kernels.linear import triton_gated
 from kernels.linear import triton_invariant as linear
 from kernels.paged_attention import triton_invariant as attention
+from kernels.paged_attention.triton_decode import decode_kernel
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+from kernels.paged_attention.triton_tiles import decode_tile
 
 HALVES = ("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr")
 FLOATS = ("partial_ptr", "state_ptr")
@@ -74,14 +77,23 @@ blocks = dict(
 types = {name: f"tensordesc<bf16{block}>".replace(" ", "") for name, block in blocks.items()}
 print("GATED")
 print(compiled(triton_gated._gated_kernel, constants, types, num_warps=cut.num_warps))
+tile = decode_tile(torch.bfloat16, 128, 3.9, 1)
+constants = dict(
+    NUM_KV_HEADS=8, GROUP=4, GROUP_ROWS=4, HEAD_DIM=128, PAGE_SIZE=16, PRECISION="tf32",
+    BLOCK_M=16, BLOCK_N=tile.block_n, BLOCK_D=128, PARTS=8, STAGES=tile.num_stages,
+    SHARED=False, CAPPED=False, SINKS=False, EARLY=False, PDL=True,
+)
+types = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv", "lse_ptr": "*fp32", "cap_log2": "fp32"}
+print("DECODE")
+print(compiled(decode_kernel, constants, types, num_warps=tile.num_warps))
 """
 
 
 @pytest.fixture(scope="module")
 def code() -> dict[str, str]:
-    """PTX by kernel: `LINEAR 16` and so on by tokens of a block, `ATTENTION`, `GATED`."""
+    """PTX by kernel: `LINEAR 16` and so on by tokens of a block, `ATTENTION` and so on."""
     printed = run_uninterpreted("-c", SCRIPT, timeout=240)
-    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED)$", printed, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED|DECODE)$", printed, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -114,3 +126,9 @@ def test_the_gated_product_multiplies_both_halves_at_once(code: dict[str, str]) 
     shared = re.search(r"^// shared (\d+)$", ptx, re.MULTILINE)
     assert shared is not None
     assert int(shared[1]) <= 227 * 1024
+
+
+def test_decoding_reads_8_bit_keys_and_values_as_16_bits(code: dict[str, str]) -> None:
+    ptx = code["DECODE"]
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" in ptx
+    assert not re.search(r"ld\.shared\.[bu]8", ptx)
