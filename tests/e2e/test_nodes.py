@@ -49,6 +49,7 @@ def test_two_nodes_give_the_tokens_of_one_process(nodes: TwoNodes) -> None:
         ):
             assert ids == wanted_ids
             assert numbers == pytest.approx(wanted_numbers, abs=1e-3)
+    assert "Retracting" in nodes.server.log
 
 
 def test_every_node_takes_new_weights_from_disk(nodes: TwoNodes) -> None:
@@ -105,12 +106,13 @@ def test_a_killed_node_is_named_and_joins_again(nodes: TwoNodes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces")
-def test_a_link_that_is_cut_for_ten_seconds_changes_no_token() -> None:
+@pytest.mark.parametrize("size", ["--tp-size", "--pp-size"])
+def test_a_link_that_is_cut_for_ten_seconds_changes_no_token(size: str) -> None:
     network = Namespace("hrnodes")
     try:
         with TwoNodes(
             tiny_model("llama"),
-            *("--tp-size", "2", "--num-threads", "1"),
+            *(size, "2", "--num-threads", "1"),
             leader=network.here,
             prefix=network.prefix,
         ) as nodes:

@@ -91,3 +91,13 @@ def test_a_killed_stage_is_named_and_all_start_again(nodes: TwoNodes) -> None:
     assert len(lines) == 1
     assert "Node 1 (" in lines[0]
     assert "Traceback" not in nodes.server.log
+
+
+def test_a_killed_node_joins_again(nodes: TwoNodes, alone: ServerProcess) -> None:
+    before = restarts(nodes.server)
+    nodes.node.signal(signal.SIGKILL)
+    wait_gone(nodes.server, before)
+    nodes.node.wait_exit()
+    nodes.node = nodes.start_node()
+    until(lambda: is_ready(nodes.server), 120, nodes)
+    assert _logprobs(nodes.server) == pytest.approx(_logprobs(alone), abs=1e-3)
