@@ -30,12 +30,14 @@ _VLLM_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
     # The older name in vLLM.
     "gpu_cache_usage_perc": (_KV_USAGE, _token_usage),
 }
+_QUERIES = ("Prompt tokens.", _shared("prompt_tokens_total"))
+_HITS = ("Prompt tokens found in the prefix cache.", _shared("cached_tokens_total"))
 _VLLM_COUNTERS = {
-    "gpu_prefix_cache_queries_total": ("Prompt tokens.", _shared("prompt_tokens_total")),
-    "gpu_prefix_cache_hits_total": (
-        "Prompt tokens found in the prefix cache.",
-        _shared("cached_tokens_total"),
-    ),
+    "prefix_cache_queries_total": _QUERIES,
+    "prefix_cache_hits_total": _HITS,
+    # The older names in vLLM.
+    "gpu_prefix_cache_queries_total": _QUERIES,
+    "gpu_prefix_cache_hits_total": _HITS,
 }
 
 

@@ -59,6 +59,8 @@ async def test_other_names_of_the_metrics_say_the_same(tmp_path):
             "vllm:num_requests_waiting": 5 + rank,
             "vllm:kv_cache_usage_perc": 0.25,
             "vllm:gpu_cache_usage_perc": 0.25,
+            "vllm:prefix_cache_queries_total": 90,
+            "vllm:prefix_cache_hits_total": 30,
             "vllm:gpu_prefix_cache_queries_total": 90,
             "vllm:gpu_prefix_cache_hits_total": 30,
         }
