@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -32,7 +33,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from ray.exceptions import ActorDiedError  # noqa: E402
 from ray.util import placement_group_table  # noqa: E402
 
-from headrace.ray.deployment import Http  # noqa: E402
+from headrace.ray.deployment import TARGET_SHARE, Http, replicas_wanted  # noqa: E402
 from headrace.ray.http_call import HttpCall  # noqa: E402
 from headrace.ray.replica import Replica  # noqa: E402
 
@@ -119,6 +120,25 @@ def test_every_api_is_served(url: str) -> None:
     flushed = httpx.post(f"{url}/flush_cache")
     assert flushed.status_code == 404
     assert "num_replicas=1" in flushed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("requests", "wanted"),
+    [([0, 0], 1), ([10, 4], 1), ([10, 20], 2), ([300, 20], 15), ([], 2)],
+)
+def test_autoscaling_asks_for_rows_that_hold_the_requests(
+    requests: list[float], wanted: int
+) -> None:
+    def series(values: list[float]) -> dict[int, list[SimpleNamespace]]:
+        # Of several values of a replica the newest counts.
+        old = SimpleNamespace(value=99.0)
+        return {i: [old, SimpleNamespace(value=value)] for i, value in enumerate(values)}
+
+    metrics = {"num_requests": series(requests), "max_running_requests": series([32, 32])}
+    context: Any = SimpleNamespace(raw_metrics=metrics, target_num_replicas=2)
+    found, _ = replicas_wanted(context)
+    assert found == wanted
+    assert found * TARGET_SHARE * 32 >= sum(requests)
 
 
 class Dying:
