@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,13 @@ class Outcome:
     num_cached: int = 0
 
 
-def request(index: int, name: str) -> tuple[str, dict[str, Any]]:
+def request(index: int, name: str, *, only_chat: bool = False) -> tuple[str, dict[str, Any]]:
     """Return path and body of request `index`; runs with different names share no prefix."""
     session = index % _NUM_SESSIONS
     text = f"{name} {session}. " + f"The miller of house {session} opens the gate. " * 20
     text += f"Question {index // _NUM_SESSIONS}: what is the capital of France?"
     is_stream = index // 2 % 2 == 0
-    if session % 2:
+    if session % 2 and not only_chat:
         sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
         return "/generate", {"text": text, "sampling_params": sampling, "stream": is_stream}
     body: dict[str, Any] = {"model": "demo-toy", "temperature": 0, "max_tokens": _NUM_TOKENS}
@@ -152,7 +153,13 @@ async def ask(client: httpx.AsyncClient, url: str, path: str, body: dict[str, An
 
 
 async def ask_all(
-    client: httpx.AsyncClient, url: str, count: int, name: str, done: list[Outcome]
+    client: httpx.AsyncClient,
+    url: str,
+    count: int,
+    name: str,
+    done: list[Outcome],
+    *,
+    only_chat: bool = False,
 ) -> list[Outcome]:
     """Send the requests of a run, sixteen at a time; each outcome is appended to `done`."""
     numbers = iter(range(count))
@@ -160,7 +167,8 @@ async def ask_all(
 
     async def work() -> None:
         for index in numbers:
-            outcomes[index] = await ask(client, url, *request(index, name))
+            sent = request(index, name, only_chat=only_chat)
+            outcomes[index] = await ask(client, url, *sent)
             done.append(outcomes[index])
 
     await asyncio.gather(*(work() for _ in range(_NUM_AT_ONCE)))
@@ -170,14 +178,21 @@ async def ask_all(
 class Fleet:
     """Two servers behind one router."""
 
+    _only_chat = False
+
     def __init__(self, router: str, python: str, folder: Path, client: httpx.AsyncClient) -> None:
         """Prepare the servers; `router` is a key of `ROUTERS`, which `python` can import."""
         self.servers = [Server(folder), Server(folder)]
+        self._direct = self.servers[0]
         self._module, self._python, self._folder = ROUTERS[router], python, folder
         self._client = client
         self._expected: dict[str, list[str]] = {}
         self._router: asyncio.subprocess.Process | None = None
         self._url = ""
+
+    async def start(self) -> None:
+        """Start the servers."""
+        await asyncio.gather(*(server.start() for server in {*self.servers, self._direct}))
 
     async def route(self, policy: str) -> float:
         """Start a router with `policy`; return the seconds until both servers are registered."""
@@ -205,9 +220,9 @@ class Fleet:
             await self._router.wait()
 
     async def stop(self) -> None:
-        """Stop the router and both servers."""
+        """Stop the router and the servers."""
         await self.stop_router()
-        for server in self.servers:
+        for server in {*self.servers, self._direct}:
             if server.process.returncode is None:
                 server.process.send_signal(signal.SIGTERM)
                 await server.process.wait()
@@ -219,10 +234,17 @@ class Fleet:
             return False
         return sum(_is_healthy(each) for each in workers) == count
 
+    async def _ask_all(
+        self, count: int, name: str, done: list[Outcome], *, url: str = ""
+    ) -> list[Outcome]:
+        """Send requests to the router, or to `url`."""
+        target = url or self._url
+        return await ask_all(self._client, target, count, name, done, only_chat=self._only_chat)
+
     async def _counts(self, outcomes: list[Outcome], name: str) -> dict[str, Any]:
         """Compare the outcomes with a server's direct answers; count wrong ones and failures."""
         if name not in self._expected:
-            direct = await ask_all(self._client, self.servers[0].url, len(outcomes), name, [])
+            direct = await self._ask_all(len(outcomes), name, [], url=self._direct.url)
             assert not any(each.failure for each in direct)
             self._expected[name] = [each.text for each in direct]
         pairs = list(zip(outcomes, self._expected[name], strict=True))
@@ -240,7 +262,7 @@ class Fleet:
     async def undisturbed(self, count: int) -> dict[str, Any]:
         """Send requests while both servers run."""
         served = [server.num_served for server in self.servers]
-        outcomes = await ask_all(self._client, self._url, count, "Mill", [])
+        outcomes = await self._ask_all(count, "Mill", [])
         served = [
             server.num_served - before for server, before in zip(self.servers, served, strict=True)
         ]
@@ -249,7 +271,7 @@ class Fleet:
     async def disturbed(self, count: int, number: signal.Signals) -> dict[str, Any]:
         """Send the signal `number` to a server after a third of the requests; restart it later."""
         name, victim, done = number.name, self.servers[1], list[Outcome]()
-        running = asyncio.create_task(ask_all(self._client, self._url, count, name, done))
+        running = asyncio.create_task(self._ask_all(count, name, done))
 
         async def is_busy() -> bool:
             return len(done) >= count // 3 and await victim.in_flight(self._client) > 2
@@ -265,7 +287,7 @@ class Fleet:
         await until(lambda: self._sees(2))
         # Send new sessions, because the router may send these to the empty server.
         for attempt in itertools.count():
-            again = await ask_all(self._client, self._url, _NUM_AT_ONCE, f"New {attempt}", [])
+            again = await self._ask_all(_NUM_AT_ONCE, f"New {attempt}", [])
             result["failed_after"] = sum(bool(each.failure) for each in again)
             if victim.num_served or attempt == 20:
                 break
@@ -284,14 +306,14 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def measure(router: str, python: str, count: int) -> dict[str, Any]:
-    """Run all measurements with one router."""
+async def measure(make: Callable[[Path, httpx.AsyncClient], Fleet], count: int) -> dict[str, Any]:
+    """Run all measurements with the router of the fleet that `make` returns."""
     with tempfile.TemporaryDirectory(prefix="bench-routers-") as folder:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits) as client:
-            fleet = Fleet(router, python, Path(folder), client)
+            fleet = make(Path(folder), client)
             try:
-                await asyncio.gather(*(server.start() for server in fleet.servers))
+                await fleet.start()
                 results: dict[str, Any] = {}
                 for policy in ("round_robin", "cache_aware"):
                     results["registered_s"] = await fleet.route(policy)
@@ -322,20 +344,25 @@ def problems(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Print the results; return 1 if `problems` finds any."""
+    """Measure the router that the command line names; return 1 if `problems` finds any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--router", choices=ROUTERS, required=True)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = asyncio.run(measure(options.router, options.python, options.requests))
+    make = partial(Fleet, options.router, options.python)
+    return report(asyncio.run(measure(make, options.requests)), options.json)
+
+
+def report(results: dict[str, Any], path: Path | None) -> int:
+    """Print the results, and write them to `path`; return 1 if `problems` finds any."""
     for name, result in results.items():
         print(f"{name:12} {result}")
     for problem in (found := problems(results)):
         print("PROBLEM", problem)
-    if options.json is not None:
-        write_json(options.json, {"environment": describe_environment(), **results})
+    if path is not None:
+        write_json(path, {"environment": describe_environment(), **results})
     return int(bool(found))
 
 
