@@ -1,13 +1,10 @@
-"""Declares routes: their access levels, and what the OpenAPI document says about them."""
+"""The access levels of routes: which credential a client must present."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, TypeVar
 
-from starlette.routing import Route
+from fastapi import APIRouter
 
 from server.dialect import Dialect
 
@@ -27,56 +24,14 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
-
-
-class DeclaredRoute(Route):
-    """A route with its part of the OpenAPI document.
-
-    Attributes:
-        tags: the groups of the document that have it.
-        summary: a few words; empty for the first line of the description.
-        description: the handler's docstring.
-        openapi_extra: the result of `operation`, which declares inputs and answers.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        endpoint: Callable[..., Any],
-        *,
-        methods: Sequence[str] = ("GET",),
-        name: str | None = None,
-        tags: Sequence[str] = (),
-        summary: str = "",
-        include_in_schema: bool = True,
-        openapi_extra: dict[str, Any] | None = None,
-    ) -> None:
-        """Declare a route; the attributes above and Starlette's `Route` describe the arguments."""
-        super().__init__(
-            path, endpoint, methods=list(methods), name=name, include_in_schema=include_in_schema
-        )
-        # Starlette adds HEAD to routes that answer GET. `RouteTable` decides which of them do.
-        self.methods = {method.upper() for method in methods}
-        self.tags = list(tags)
-        self.summary = summary
-        self.description = inspect.cleandoc(endpoint.__doc__ or "")
-        self.openapi_extra = openapi_extra
-
-
-class AccessRouter:
-    """A list of routes that all have one access level.
-
-    Attributes:
-        routes: the routes in the order of their declarations.
-        access, dialect, serves_tenants: see `__init__`.
-    """
+class AccessRouter(APIRouter):
+    """A router whose routes all have one access level."""
 
     def __init__(
         self,
         access: Access,
         *,
-        tags: Sequence[str] = (),
+        tags: list[str | Enum] | None = None,
         include_in_schema: bool = True,
         dialect: Dialect = Dialect.NATIVE,
         serves_tenants: bool = False,
@@ -92,51 +47,7 @@ class AccessRouter:
             serves_tenants: whether keys of `--api-keys-file` may call its routes even if these
                 require the admin key. The handlers then restrict them to the tenant's own requests.
         """
-        self.routes: list[DeclaredRoute] = []
-        self._tags = tuple(tags)
-        self._include_in_schema = include_in_schema
+        super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access
         self.dialect = dialect
         self.serves_tenants = serves_tenants
-
-    def add(
-        self,
-        path: str,
-        endpoint: Callable[..., Any],
-        *,
-        methods: Sequence[str] = ("GET",),
-        name: str | None = None,
-        tags: Sequence[str] = (),
-        summary: str = "",
-        openapi_extra: dict[str, Any] | None = None,
-    ) -> None:
-        """Declare a route; see `DeclaredRoute`. `tags` are added to the router's."""
-        self.routes.append(
-            DeclaredRoute(
-                path,
-                endpoint,
-                methods=methods,
-                name=name,
-                tags=(*self._tags, *tags),
-                summary=summary,
-                include_in_schema=self._include_in_schema,
-                openapi_extra=openapi_extra,
-            )
-        )
-
-    def get(self, path: str, **options: Any) -> Callable[[_Handler], _Handler]:
-        """Return a decorator that declares a handler's route for GET, with options of `add`."""
-        return self._decorator(path, "GET", options)
-
-    def post(self, path: str, **options: Any) -> Callable[[_Handler], _Handler]:
-        """Return a decorator that declares a handler's route for POST, with options of `add`."""
-        return self._decorator(path, "POST", options)
-
-    def _decorator(
-        self, path: str, method: str, options: dict[str, Any]
-    ) -> Callable[[_Handler], _Handler]:
-        def declare(handler: _Handler) -> _Handler:
-            self.add(path, handler, methods=(method,), **options)
-            return handler
-
-        return declare

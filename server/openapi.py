@@ -9,15 +9,16 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from anthropic_api.message_answers import AnthropicErrorBody
 from ollama_api.ollama_answers import OllamaErrorBody
 from openai_api.openai_errors import OpenAIErrorBody
 from runtime.config.options import HttpArgs
 from runtime.service.operation import OPERATION_KEY, REFERENCE, Content, Operation
-from server.access import Access, DeclaredRoute
+from server.access import Access
 from server.dialect import Dialect
 from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
@@ -35,32 +36,24 @@ _ERROR_HEADERS = {
 }
 
 
-class Description:
-    """Describes all routes in one document.
-
-    Attributes:
-        routes: all routes; the first one sends the document, unless an option disables this.
-    """
+class Description(FastAPI):
+    """The FastAPI object that describes all routes in one document; it serves no requests."""
 
     def __init__(self, version: str, http: HttpArgs) -> None:
-        """Start without other routes."""
-        self.routes: list[DeclaredRoute] = []
-        if not http.disable_docs:
-            path = "/openapi.json"
-            self.routes.append(DeclaredRoute(path, self._send, include_in_schema=False))
-        self._version = version
+        """Start without routes."""
+        has_docs = not http.disable_docs
+        super().__init__(
+            title="Headrace",
+            version=version,
+            openapi_url="/openapi.json" if has_docs else None,
+            # FastAPI's own page would load scripts from another host.
+            docs_url=None,
+            redoc_url=None,
+        )
         self._http = http
         self._described: list[_Route] = []
-        self._built: dict[str, Any] | None = None
 
-    async def _send(self, request: Request) -> Response:
-        document = self.openapi()
-        root_path = request.scope.get("root_path", "").rstrip("/")
-        if root_path:
-            document = {**document, "servers": [{"url": root_path}]}
-        return JSONResponse(document)
-
-    def describe(self, route: DeclaredRoute, match: RouteMatch) -> None:
+    def describe(self, route: BaseRoute, match: RouteMatch) -> None:
         """Add a route to the document, unless it is excluded from it.
 
         Args:
@@ -70,15 +63,15 @@ class Description:
         Raises:
             TypeError: the route does not declare its inputs and answers.
         """
-        self.routes.append(route)
-        if route.include_in_schema:
+        self.router.routes.append(route)
+        if isinstance(route, APIRoute) and route.include_in_schema:
             self._described.append(_Route(route, match))
 
     def openapi(self) -> dict[str, Any]:
         """Return the document, which is built at the first call."""
-        if self._built is None:
-            self._built = self._document()
-        return self._built
+        if self.openapi_schema is None:
+            self.openapi_schema = self._document()
+        return self.openapi_schema
 
     def _document(self) -> dict[str, Any]:
         kinds = [kind for route in self._described for kind in route.kinds()]
@@ -98,8 +91,8 @@ class Description:
         return {
             "openapi": "3.1.0",
             "info": {
-                "title": "Headrace",
-                "version": self._version,
+                "title": self.title,
+                "version": self.version,
                 "description": "Routes that answer GET answer HEAD too, except admin routes.",
             },
             "paths": paths,
@@ -153,7 +146,7 @@ def _key(kind: Any) -> Any:
 class _Route:
     """A route as the document describes it: its declaration, access level and API."""
 
-    def __init__(self, route: DeclaredRoute, match: RouteMatch) -> None:
+    def __init__(self, route: APIRoute, match: RouteMatch) -> None:
         self.api = route
         self.match = match
         self.methods = sorted(route.methods or ())
@@ -245,7 +238,7 @@ class _Route:
         return _NATIVE_ERRORS.get(status, (ErrorBody,))
 
 
-def _operation_of(route: DeclaredRoute) -> Operation:
+def _operation_of(route: APIRoute) -> Operation:
     """Return what `route` declares of its inputs and answers.
 
     Raises:

@@ -1,7 +1,8 @@
 """Finds the route of a request, before any other decision about the request.
 
 Access level, error format, metrics label and handler all come from this one match, so paths are
-compared nowhere else.
+compared nowhere else. Routes are declared with FastAPI, which documents them, but requests do not
+pass through FastAPI.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast, get_type_hints
 
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.absent_routes import instead_of
 from server.accept import prefers_html
-from server.access import Access, DeclaredRoute
+from server.access import Access
 from server.dialect import Dialect
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
@@ -144,9 +146,9 @@ def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
 
 
 def _endpoint(route: Route | Mount, dialect: Dialect) -> Endpoint:
-    if isinstance(route, DeclaredRoute):
+    if isinstance(route, APIRoute):
         return _plain_endpoint(route)
-    # The route is another application, or a folder of files.
+    # The route is one of FastAPI's own pages, or a folder of files.
     inner = route.handle
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,14 +164,17 @@ def _endpoint(route: Route | Mount, dialect: Dialect) -> Endpoint:
     return answer
 
 
-def _plain_endpoint(route: DeclaredRoute) -> Endpoint:
+def _plain_endpoint(route: APIRoute) -> Endpoint:
     hints = get_type_hints(route.endpoint)
     returned = hints.pop("return", None)
     is_plain = inspect.isclass(returned) and issubclass(returned, Response)
     is_plain &= list(hints.values()) in ([], [Request])
     is_plain &= len(inspect.signature(route.endpoint).parameters) == len(hints)
-    if not is_plain:
-        raise TypeError(f"{route!r}: a handler takes the request or nothing, returns a response")
+    if not is_plain or route.dependencies or getattr(route, "max_body_size", None) is not None:
+        raise TypeError(
+            f"{route!r}: a handler takes the request or nothing and returns a response; other "
+            "features of FastAPI, such as dependencies and limits, would be ignored"
+        )
     if hints:
         return cast("Endpoint", route.endpoint)
     endpoint = cast("Callable[[], Awaitable[Response]]", route.endpoint)

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
+from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import anthropic_api.endpoint_table
@@ -91,12 +91,13 @@ def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
     """Return a router with all routes of one API."""
     router = AccessRouter(Access.KEY, tags=[wire.name], dialect=wire.dialect)
     for endpoint in wire.endpoints:
-        router.add(
+        router.add_api_route(
             endpoint.path,
             _bound(endpoint, context, wire),
             methods=[endpoint.method],
             name=endpoint.handler.rpartition(":")[2],
             summary=endpoint.summary,
+            response_model=None,
             openapi_extra=endpoint.documented,
         )
     return router

@@ -10,6 +10,7 @@ import re
 import time
 from typing import Protocol
 
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +29,6 @@ from server.entry.keys import Keys
 from server.entry.last_errors import LastErrors
 from server.entry.origins import Origins
 from server.error_responses import error_response
-from server.openapi import Description
 from server.routing import RouteMatch, RouteTable
 from server.tracing import Tracing, trace_response
 
@@ -70,7 +70,7 @@ class Application:
 
     def __init__(
         self,
-        api: Description,
+        api: FastAPI,
         routes: RouteTable,
         http: HttpArgs,
         lifecycle: Lifecycle,

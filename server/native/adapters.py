@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypedDict, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.checkpoint.weight_roots import AdapterRoots, WeightRoots
@@ -93,4 +93,4 @@ def _route(
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
     documented = operation(body_type, ok=_ANSWER, others={400: _ANSWER})
-    router.add(path, handler, methods=["POST"], openapi_extra=documented)
+    router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)

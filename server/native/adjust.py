@@ -8,7 +8,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from runtime.errors import HeadraceError, InvalidRequest
@@ -76,7 +76,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         return json_response([await change_options(context, body.server_args)])
 
     documented = operation(SetInternalStateBody, ok=json_of(list[bool]))
-    router.add(
+    router.add_api_route(
         "/set_internal_state", set_internal_state, methods=["POST", "PUT"], openapi_extra=documented
     )
 

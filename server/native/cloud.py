@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Annotated
 
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
@@ -53,7 +53,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)
-    router.add("/flush_cache", flush_cache, methods=methods, openapi_extra=documented)
+    router.add_api_route("/flush_cache", flush_cache, methods=methods, openapi_extra=documented)
 
     return router
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest
@@ -83,7 +83,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     documented = operation(EncodeBody, ok=json_of(EmbeddingAnswer, list[EmbeddingAnswer]))
     for path in ("/encode", "/classify"):
-        router.add(path, encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
+        router.add_api_route(path, encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 

@@ -21,7 +21,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
     for action in _ACTIONS:
         path = f"/{action}_expert_distribution_record"
         documented = operation(ok=text(), refuses=(503,))
-        router.add(path, _handler(context, action), methods=["POST"], openapi_extra=documented)
+        router.add_api_route(
+            path, _handler(context, action), methods=["POST"], openapi_extra=documented
+        )
     return router
 
 

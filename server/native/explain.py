@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from anthropic_api.conversation import prompt_request

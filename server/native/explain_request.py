@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.eventloop.json_body import read_json

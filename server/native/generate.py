@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.errors import TooLong
@@ -63,7 +63,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     whole, streamed = json_of(GenerateAnswer, list[GenerateAnswer]), events_of(*_EVENTS)
     documented = operation(GenerateBody, ok={**whole, **streamed}, refuses=(404,))
-    router.add("/generate", generate, methods=["POST", "PUT"], openapi_extra=documented)
+    router.add_api_route("/generate", generate, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 

@@ -64,9 +64,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """Return 200 if requests are accepted now; else 503 with the reason."""
         return _answer(context, why_not_ready(context))
 
-    router.add("/health", health, methods=["GET"], openapi_extra=HEALTH)
+    router.add_api_route("/health", health, methods=["GET"], openapi_extra=HEALTH)
     for path in ("/readyz", "/ready"):
-        router.add(path, ready, methods=["GET"], openapi_extra=HEALTH)
+        router.add_api_route(path, ready, methods=["GET"], openapi_extra=HEALTH)
 
     @router.get("/livez", openapi_extra=operation(others={503: json_of(NotAlive)}))
     async def livez() -> Response:

@@ -46,14 +46,15 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         ("server_info", server_info, ServerInfo),
     ):
         documented = operation(ok=json_of(kind))
-        router.add(f"/{name}", handler, methods=["GET"], openapi_extra=documented)
+        router.add_api_route(f"/{name}", handler, methods=["GET"], openapi_extra=documented)
         old = _under_old_name(name, handler)
-        router.add(
+        router.add_api_route(
             f"/get_{name}",
             old,
             methods=["GET"],
             name=name,
             openapi_extra=documented,
+            deprecated=True,
         )
 
     async def root() -> Response:
@@ -71,7 +72,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
             vary="accept",
         )
 
-    router.add("/", root, methods=["GET"], openapi_extra=operation(ok=json_of(Root)))
+    router.add_api_route("/", root, methods=["GET"], openapi_extra=operation(ok=json_of(Root)))
     return router
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest

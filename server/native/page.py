@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.config.options import HttpArgs
@@ -54,7 +54,7 @@ def create_router(http: HttpArgs) -> AccessRouter:
         if file.name == INDEX and http.admin_api_key:
             # The page then asks for the admin key when a person clicks on what needs it.
             data = data.replace(b"<html ", b'<html data-admin="apart" ', 1)
-        router.add(f"/page/{file.name}", _file(data, _TYPES[suffix]), methods=["GET"])
+        router.add_api_route(f"/page/{file.name}", _file(data, _TYPES[suffix]), methods=["GET"])
     return router
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.output_parser import (

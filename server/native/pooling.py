@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.endpoints.embeddings import text_inputs, written
@@ -98,7 +98,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         return json_answer(answer)
 
     documented = operation(PoolingBody, ok=json_of(PooledList))
-    router.add("/pooling", pool_texts, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/pooling", pool_texts, methods=["POST"], openapi_extra=documented)
     return router
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from runtime.eventloop.json_body import read_json
@@ -36,7 +36,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
         methods.append("GET")
     starting = operation(ProfileBody, ok=text(), refuses=(400, 503), body_may_be_absent=True)
-    router.add("/start_profile", start, methods=methods, openapi_extra=starting)
+    router.add_api_route("/start_profile", start, methods=methods, openapi_extra=starting)
     stopping = operation(ok=text(), refuses=(400, 503))
-    router.add("/stop_profile", stop, methods=methods, openapi_extra=stopping)
+    router.add_api_route("/stop_profile", stop, methods=methods, openapi_extra=stopping)
     return router

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.chat_template import ChatTemplate
@@ -60,10 +60,12 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         return await answer_relevance(request, "/v2/rerank", returns_documents=False)
 
     documented = operation(RerankBody, ok=json_of(list[Ranked]))
-    router.add("/v1/rerank", rerank_documents, methods=["POST", "PUT"], openapi_extra=documented)
+    router.add_api_route(
+        "/v1/rerank", rerank_documents, methods=["POST", "PUT"], openapi_extra=documented
+    )
     documented = operation(RelevanceBody, ok=json_of(RelevanceAnswer))
-    router.add("/rerank", rerank_as_jina, methods=["POST"], openapi_extra=documented)
-    router.add("/v2/rerank", rerank_as_cohere, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/rerank", rerank_as_jina, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/v2/rerank", rerank_as_cohere, methods=["POST"], openapi_extra=documented)
     return router
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.client.session_store import MAX_ID_CHARS, MAX_TIMEOUT_S

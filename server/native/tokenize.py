@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.chat_template import ChatTemplate
@@ -143,7 +143,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         }
         return json_response(info)
 
-    router.add(
+    router.add_api_route(
         "/tokenizer_info",
         tokenizer_info,
         methods=["GET"],
@@ -151,13 +151,13 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
     )
 
     for prefix in ("", "/v1"):
-        router.add(
+        router.add_api_route(
             f"{prefix}/tokenize",
             tokenize,
             methods=["POST"],
             openapi_extra=operation(TokenizeBody, ok=json_of(Tokenized)),
         )
-        router.add(
+        router.add_api_route(
             f"{prefix}/detokenize",
             detokenize,
             methods=["POST"],

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from runtime.checkpoint.weight_roots import WeightRoots, own_names
@@ -123,7 +123,7 @@ def _route(
     # If an update fails, trainers expect the same body, with status 400.
     others = {400: ok} if ok in (_OUTCOME, _DISK_OUTCOME) else {}
     documented = operation(body_type, ok=ok, others=others, body_may_be_absent=body_may_be_absent)
-    router.add(path, handler, methods=["POST"], openapi_extra=documented)
+    router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
@@ -213,7 +213,9 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return json_response({"success": False, "message": message}, 400)
 
     refused = operation(ok=None, others={400: _OUTCOME})
-    router.add("/update_weights_from_ipc", from_ipc, methods=["POST"], openapi_extra=refused)
+    router.add_api_route(
+        "/update_weights_from_ipc", from_ipc, methods=["POST"], openapi_extra=refused
+    )
     _route(router, "/update_weights_from_disk", DiskBody, from_disk, _DISK_OUTCOME)
     _route(router, "/update_weights_from_tensor", TensorBody, from_tensor, _OUTCOME)
     _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed, _OUTCOME)
@@ -288,7 +290,9 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
         ("POST", operation(ByNameBody, ok=rows)),
         ("GET", operation(ok=rows, refuses=(400, 503), query=_BY_NAME)),
     ):
-        router.add("/get_weights_by_name", by_name, methods=[method], openapi_extra=documented)
+        router.add_api_route(
+            "/get_weights_by_name", by_name, methods=[method], openapi_extra=documented
+        )
 
 
 def _query(request: Request) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
@@ -36,7 +36,7 @@ class Api:
 
 
 @contextlib.contextmanager
-def served(app: Starlette) -> Iterator[str]:
+def served(app: FastAPI) -> Iterator[str]:
     """Serve `app` on a free port of this machine, from a thread."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -62,8 +62,9 @@ def fake_api() -> Iterator[Api]:
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
     )
-    routers = create_routers(context)
-    app = Starlette(routes=[route for each in routers for route in each.routes])
+    app = FastAPI()
+    for router in create_routers(context):
+        app.include_router(router)
     with served(app) as url:
         yield Api(url, "org/fake", echoes=True)
 

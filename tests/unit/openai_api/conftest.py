@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
@@ -24,7 +24,7 @@ class Front:
     """Routes, their engine, and short ways to ask."""
 
     engine: FakeEngine
-    app: Starlette
+    app: FastAPI
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         async with self.client() as client:
@@ -64,8 +64,9 @@ def make_front() -> MakeFront:
             parsers=ParserSet.choose(reasoning, tools, engine.tokenizer),
             **openai,
         )
-        routers = create_routers(context)
-        app = Starlette(routes=[route for each in routers for route in each.routes])
+        app = FastAPI()
+        for router in create_routers(context):
+            app.include_router(router)
         return Front(engine, app)
 
     return make

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
@@ -102,7 +102,7 @@ async def replay(
     return turns
 
 
-def application(engine: ScriptedEngine, template: str) -> Starlette:
+def application(engine: ScriptedEngine, template: str) -> FastAPI:
     http = HttpArgs(enable_cache_report=True)
     config = ServerConfig(model=ModelArgs(served_model_name="org/fake"), http=http)
     context = OpenAIContext(
@@ -110,8 +110,10 @@ def application(engine: ScriptedEngine, template: str) -> Starlette:
         chat_template=ChatTemplate(template),
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
     )
-    routers = create_routers(context)
-    return Starlette(routes=[route for each in routers for route in each.routes])
+    app = FastAPI()
+    for router in create_routers(context):
+        app.include_router(router)
+    return app
 
 
 def shared(text: str, other: str) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from fastapi import Depends
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -12,7 +13,7 @@ from starlette.routing import Mount, WebSocketRoute
 
 from runtime.config.options import HttpArgs, LoggingArgs, ModelArgs, ServerConfig
 from runtime.errors import StartupError
-from server.access import Access, AccessRouter, DeclaredRoute
+from server.access import Access, AccessRouter
 from server.banner import warn_if_open
 from server.listener import prepare
 from server.routing import RouteTable
@@ -350,12 +351,15 @@ def test_a_route_without_a_level_is_not_taken(tmp_path):
         AccessRouter()  # type: ignore[call-arg]
     server = make_server(tmp_path)
     # Declared past the routers, it is described and cannot be called.
-    server.app.api.routes.append(DeclaredRoute("/late", answer))
+    server.app.api.get("/late")(answer)
     scope = {"type": "http", "method": "GET", "path": "/late", "headers": []}
     assert server.app.routes.resolve(scope).path is None
 
 
 def test_what_would_not_be_kept_to_is_not_taken():
+    async def forbid() -> None:
+        raise AssertionError
+
     async def parsed(size: int) -> Response:
         return Response(str(size))
 
@@ -363,15 +367,16 @@ def test_what_would_not_be_kept_to_is_not_taken():
         return request
 
     declared = AccessRouter(Access.KEY)
-    declared.add("/parsed", parsed)
-    declared.add("/untyped", untyped)
-    declared.add("/line\n", answer)
+    declared.add_api_route("/guarded", answer, dependencies=[Depends(forbid)])
+    declared.add_api_route("/parsed", parsed)
+    declared.add_api_route("/untyped", untyped)
+    declared.add_api_route("/line\n", answer)
     others = [WebSocketRoute("/socket", answer)]
     for route in (*declared.routes, *others):
         with pytest.raises(TypeError):
             table_of(Access.KEY, route)
     declared = AccessRouter(Access.OPEN)
-    declared.add("/written", answer, methods=["POST"])
+    declared.add_api_route("/written", answer, methods=["POST"])
     with pytest.raises(TypeError, match="may only answer GET and HEAD"):
         table_of(Access.OPEN, declared.routes[0])
 

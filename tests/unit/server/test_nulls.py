@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi.routing import APIRoute
 from msgspec import inspect
 
 from openai_api.chat_tools import CustomSpec
@@ -33,9 +34,10 @@ async def server(tmp_path: Path) -> FakeServer:
 
 def routes_of(server: FakeServer) -> Iterator[tuple[str, Operation]]:
     for route in server.app.api.routes:
-        said: Operation | None = (route.openapi_extra or {}).get(OPERATION_KEY)
-        if said is not None and said.body is not None and said.media == JSON:
-            yield route.path, said
+        if isinstance(route, APIRoute):
+            said: Operation | None = (route.openapi_extra or {}).get(OPERATION_KEY)
+            if said is not None and said.body is not None and said.media == JSON:
+                yield route.path, said
 
 
 def least(info: inspect.Type) -> Any:

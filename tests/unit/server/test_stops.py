@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
@@ -49,8 +49,9 @@ def made(folder: Path, reply: str, parser: str = "qwen3", tools: str | None = No
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose(parser, tools, engine.tokenizer),
     )
-    routers = create_routers(context)
-    app = Starlette(routes=[route for each in routers for route in each.routes])
+    app = FastAPI()
+    for router in create_routers(context):
+        app.include_router(router)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
 
 
