@@ -329,14 +329,17 @@ def multiply_few(
 
 
 def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """Return `x @ weight.T` of codes: E4M3 with a scale per 128 columns, or int8 with one per row.
+    """Multiply quantized rows with a quantized weight: E4M3 or int8 codes, both with scales.
+
+    In E4M3, 128 consecutive numbers of a row have one scale; in int8, the whole row has one.
 
     Args:
         x: `[num_tokens, in_features]` E4M3 or int8, contiguous.
         x_scales: `[num_tokens, ceil(in_features / 128)]` float32, transposed in memory;
             `[num_tokens, 1]` for int8.
         codes: `[out_features, in_features]`, the dtype of `x`, contiguous.
-        scales: scales of `codes` in the form of `x_scales`, with `out_features` rows.
+        scales: `[out_features, ceil(in_features / 128)]` float32, transposed in memory;
+            `[out_features, 1]` for int8.
 
     Returns:
         `[num_tokens, out_features]` bfloat16.

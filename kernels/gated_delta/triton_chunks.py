@@ -243,7 +243,7 @@ def chunks_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the chunks of a sequence for some columns of one head's matrix."""
+    """Compute a sequence's outputs and its last `S`, for some columns of one head's `S`."""
     item = tl.program_id(0)
     seq = item // HEADS
     head = item % HEADS

@@ -114,8 +114,8 @@ def decode_kernel(
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys.
 
-    With `SHARED`, other programs have already stored the results of the chunks that the sequence
-    shares with its group.
+    With `SHARED`, some sequences have a common prefix, and other programs have already stored the
+    results of its chunks.
     """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)

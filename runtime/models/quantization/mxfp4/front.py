@@ -94,14 +94,14 @@ class Mxfp4Quantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Mxfp4Quantization:
-    """Read the quantization keys of gpt-oss.
+    """Read the `quantization_config` of a gpt-oss checkpoint.
 
     Args:
         path: path of the model.
         words: the content of `quantization_config`.
 
     Raises:
-        StartupError: a value is not a list of modules; the message is one line.
+        StartupError: `modules_to_not_convert` is not a list of modules; the message is one line.
     """
     infos = stored_tensors(path)
     return Mxfp4Quantization(
