@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,8 @@ class DynamoFleet(Fleet):
     async def route(self, policy: str) -> float:
         """Start workers with empty caches, and a frontend with the mode for `policy`."""
         await self.stop_workers()
+        # Otherwise the frontend counts the workers that were killed.
+        shutil.rmtree(self._folder / "discovery", ignore_errors=True)
         began = time.monotonic()
         await asyncio.gather(*(worker.start() for worker in self.servers))
         self._has_workers = True
