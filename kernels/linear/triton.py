@@ -22,7 +22,7 @@ With 128 tokens the kernel is not faster. cuBLAS is not faster for any of the sh
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: PLR0913 a kernel's parameters
+# ruff: noqa: PLR0913, C901, SIM102 a kernel's parameters, and its variants, of which one is compiled
 
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ from kernels.activation import Activation, act_and_mul
 from kernels.activation.triton import activated
 from kernels.linear import GATED_TOKENS
 from kernels.linear.reference import TorchLinear
+from kernels.linear.triton_adapters import AdapterRows, adapter_rows, store_shrunk
 from kernels.linear.triton_gated import gated
 from kernels.linear.triton_gated import supports as supports_gated
 from kernels.linear.triton_gemv import MAX_IN_FEATURES, FurtherRows, gemv
@@ -71,7 +72,7 @@ class Tile:
     block_m: int = 0
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "further"])
 def linear_kernel(
     x_ptr,
     weight_ptr,
@@ -79,9 +80,18 @@ def linear_kernel(
     out_ptr,
     partial_ptr,
     arrived_ptr,
+    memory_ptr,
+    step_ptr,
+    made_ptr,
     num_tokens,
     out_features,
     in_features,
+    further,
+    slot_stride,
+    rank_stride,
+    PARTS: tl.constexpr,
+    PLACES: tl.constexpr,
+    RANKS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -92,8 +102,11 @@ def linear_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of the weight, or by a part of their columns."""
-    block = tl.program_id(0)
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of the weight, or by a part of their columns.
+
+    The first `further` blocks have rows of adapters (`AdapterRows`) instead, if `RANKS` is not 0.
+    """
+    block = tl.program_id(0) - further
     part = tl.program_id(1)
     if ACTIVATION is not None:
         # The block has as many rows of gate as of up, stacked to one matrix, so that there is one
@@ -111,13 +124,27 @@ def linear_kernel(
     begin = part * share
     end = tl.minimum(begin + share, in_features)
     weight_row = weight_ptr + feature.to(tl.int64)[:, None] * in_features
-    start_next(PDL)
+    is_row = feature < out_features
+    if RANKS == 0:
+        start_next(PDL)
     wait_for_inputs(PDL)
+    if RANKS > 0:
+        # The next kernel multiplies by the adapters' other matrices. It starts when all kernels
+        # before this one have ended, so that it can read the list of adapters while this one runs.
+        start_next(PDL)
+        row = (block + further) * BLOCK_N + tl.arange(0, BLOCK_N)
+        if block < 0:
+            weight_row, is_row = adapter_rows(
+                row, memory_ptr, step_ptr, in_features, slot_stride, rank_stride,
+                PARTS, PLACES, RANKS,
+            )  # fmt: skip
+            # A block without an adapter has no columns to multiply.
+            end = tl.where(tl.max(is_row.to(tl.int32), 0) > 0, end, begin)
     x_row = x_ptr + token[:, None] * in_features
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
-        weight_mask = (feature < out_features)[:, None]
+        weight_mask = is_row[:, None]
         x_mask = (token < num_tokens)[:, None]
         if not EVEN_K:
             weight_mask = weight_mask & (k < in_features)[None, :]
@@ -127,8 +154,14 @@ def linear_kernel(
         )
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         acc = tl.dot(weight, tl.trans(x), acc=acc)
+    if RANKS > 0:
+        if block < 0:
+            store_shrunk(
+                acc, row, token, part, step_ptr, made_ptr, num_tokens, PARTS, PLACES, RANKS
+            )
+            return
     if SPLIT_K > 1:
-        place = tl.program_id(2) * tl.num_programs(0) + block
+        place = tl.program_id(2) * (tl.num_programs(0) - further) + block
         before = leave_part(acc, partial_ptr, arrived_ptr, place, part, SPLIT_K, BLOCK_N, BLOCK_M)
         if before != SPLIT_K - 1:
             return
@@ -163,6 +196,7 @@ def run(
     *,
     gated: Activation | None = None,
     out: Tensor | None = None,
+    adapters: AdapterRows | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
@@ -174,6 +208,7 @@ def run(
         gated: an activation, if the result is to be `gated(gate) * up` of the product's two halves.
             The tile must not split columns then.
         out: a contiguous tensor to which the result is written; `None` for a new tensor.
+        adapters: rows of adapters to multiply, too; not with `gated`.
     """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
@@ -192,16 +227,31 @@ def run(
         partials, arrived = space(
             x.device, blocks * token_blocks, tile.block_n * block_m, tile.split_k
         )
-    linear_kernel[(blocks, tile.split_k, token_blocks)](
+    further = places = ranks = parts = slot_stride = rank_stride = 0
+    others: tuple[Tensor, ...] = (weight, out, out)
+    if adapters is not None:
+        assert gated is None
+        others = adapters.memory, adapters.step, adapters.made
+        _, parts, places, ranks = adapters.made.shape
+        slot_stride, rank_stride, _ = adapters.memory.stride()
+        further = triton.cdiv(adapters.most * parts * ranks, tile.block_n)
+    linear_kernel[(further + blocks, tile.split_k, token_blocks)](
         x,
         weight,
         weight if bias is None else bias,
         out,
         partials,
         arrived,
+        *others,
         num_tokens,
         out_features,
         in_features,
+        further,
+        slot_stride,
+        rank_stride,
+        PARTS=parts,
+        PLACES=places,
+        RANKS=ranks,
         HAS_BIAS=bias is not None,
         EVEN_K=in_features % tile.block_k == 0,
         BLOCK_M=block_m,
@@ -306,6 +356,34 @@ class TritonLinear(TorchLinear):
         if x.shape[0] != 1 or not self._streams:
             return None
         return gemv(x, self.weight, self.bias, further=further)
+
+    def split_with_adapters(
+        self, num_tokens: int, dtype: torch.dtype, num_rows: int, num_multiprocessors: int
+    ) -> int:
+        """Return the `split_k` of a launch that also multiplies rows of adapters.
+
+        Returns 0 if there is no such launch, or if its programs would run in more turns than
+        those of the product alone. A program of a small product fills a multiprocessor, and such a
+        turn would take as long as the product.
+        """
+        if not 1 < num_tokens <= MAX_TOKENS or not self._tiles or dtype != self.weight.dtype:
+            return 0
+        block_m, shared = token_block(num_tokens), shared_memory(self.weight.device)
+        tile = self._tiles[block_m]
+        block_m = tile.block_m or block_m
+        stages = stages_of(tile, block_m, shared)
+        resident = shared.size // ((tile.block_n + block_m) * tile.block_k * 2 * stages)
+        at_once = num_multiprocessors * max(1, resident)
+        alone = triton.cdiv(self.out_features, tile.block_n)
+        both = alone + triton.cdiv(num_rows, tile.block_n)
+        programs = tile.split_k * triton.cdiv(num_tokens, block_m)
+        is_free = triton.cdiv(both * programs, at_once) == triton.cdiv(alone * programs, at_once)
+        return tile.split_k if is_free else 0
+
+    def with_adapters(self, x: Tensor, adapters: AdapterRows) -> Tensor:
+        """Return the product in a launch that `split_with_adapters` allows."""
+        tile = self._tiles[token_block(len(x))]
+        return run(x, self.weight, self.bias, tile, adapters=adapters)
 
     def _of_few(self, x: Tensor, out: Tensor | None = None) -> Tensor | None:
         """Return the product, in `out` if given; `None` if our kernels do not support it."""

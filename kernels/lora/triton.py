@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.activation import Activation
 from kernels.linear import PackedLinear
 from kernels.linear.triton import TritonLinear
+from kernels.linear.triton_adapters import AdapterRows
 from kernels.linear.triton_gemv import FurtherRows
 from kernels.lora import LoraBank, LoraPart, TokenSlots
 from kernels.lora.triton_few import expand_few_kernel, list_kernel, shrink_few_kernel
@@ -72,12 +73,14 @@ class _Few(NamedTuple):
         ranks: the tensor of ranks from which the list was made.
         num_places: number of places in the list.
         size: tokens of a block.
+        step: the part of `list` for `AdapterRows`; it is empty if there is only one token.
     """
 
     list: Tensor
     ranks: Tensor
     num_places: int
     size: int
+    step: Tensor
 
 
 def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
@@ -88,7 +91,9 @@ def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
     num_tokens, device = len(tokens), tokens.slots.device
     size = 1 if num_tokens == 1 else _LEAST
     num_places = max(size, triton.next_power_of_2(num_tokens))
-    of_step = torch.empty(4 * num_places + num_places // size, dtype=torch.int32, device=device)
+    length = 4 * num_places + num_places // size
+    further = 4 * num_places + 1 if num_tokens > 1 else 0
+    of_step = torch.empty(length + further, dtype=torch.int32, device=device)
     list_kernel[(1,)](
         tokens.slots,
         ranks,
@@ -99,7 +104,7 @@ def few_listed(tokens: TokenSlots, ranks: Tensor) -> _Few:
         BLOCK_M=size,
         num_warps=4,
     )
-    tokens.derived = few = _Few(of_step, ranks, num_places, size)
+    tokens.derived = few = _Few(of_step, ranks, num_places, size, of_step[length:])
     return few
 
 
@@ -243,8 +248,8 @@ class TritonBank(LoraBank):
         if not 0 < len(x) <= FEW_TOKENS:
             return super().product(base, x, tokens)
         cut = self._cut(len(x))
-        out, made = self._both(base, x, tokens, cut)
-        return self._expand(out, made, tokens, cut)
+        out, made, ahead = self._both(base, x, tokens, cut)
+        return self._expand(out, made, tokens, cut, ahead=ahead)
 
     def gated(
         self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
@@ -255,8 +260,8 @@ class TritonBank(LoraBank):
             product = base(x).contiguous()
             return self._expand_many(product, self._shrink_many(x, tokens), tokens, activation)
         cut = self._cut(len(x))
-        out, made = self._both(base, x, tokens, cut)
-        return self._expand(out, made, tokens, cut, activation)
+        out, made, ahead = self._both(base, x, tokens, cut)
+        return self._expand(out, made, tokens, cut, activation, ahead=ahead)
 
     def _cut(self, num_tokens: int) -> Cut:
         """Return the sizes for products of few tokens, which fit into a program's shared memory."""
@@ -266,35 +271,47 @@ class TritonBank(LoraBank):
 
     def _both(
         self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
-    ) -> tuple[Tensor, Tensor]:
-        """Return the base product, contiguous, and the shrunk tokens of `_shrink`."""
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Return the base product, contiguous, the shrunk tokens of `_shrink`, and `AHEAD`."""
         order = cut.order
         if order == "within":
-            if isinstance(base, TritonLinear):
-                further = self._further(x, tokens)
-                product = base.with_further(x, further)
-                if product is not None:
-                    return product, further.made[None, :, None]
+            both = self._within(base, x, tokens) if isinstance(base, TritonLinear) else None
+            if both is not None:
+                return both
             order = "beside"
         if order == "last":
             out = base(x).contiguous()
-            return out, self._shrink(x, tokens, cut)
+            return out, self._shrink(x, tokens, cut), False
         if order == "first":
             made = self._shrink(x, tokens, cut)
-            return base(x).contiguous(), made
+            return base(x).contiguous(), made, False
         few_listed(tokens, self.ranks)
         made = self._space(x, tokens, cut)
         with forked(x.device):
             self._shrink(x, tokens, cut, made)
         out = base(x).contiguous()
         join(x.device)
-        return out, made
+        return out, made, False
 
-    def _further(self, x: Tensor, tokens: TokenSlots) -> FurtherRows:
-        """Return the rows of A for the adapter of the only token."""
-        few = few_listed(tokens, self.ranks)
-        made = torch.empty(len(self.parts), self._rank_block, dtype=torch.float32, device=x.device)
-        return FurtherRows(self.memory, few.list[2:], few.list[3:], len(self.parts), made)
+    def _within(
+        self, base: TritonLinear, x: Tensor, tokens: TokenSlots
+    ) -> tuple[Tensor, Tensor, bool] | None:
+        """Return what `_both` returns from one launch; `None` if the base does not support that."""
+        few, parts, ranks = few_listed(tokens, self.ranks), len(self.parts), self._rank_block
+        if len(x) == 1:
+            made = torch.empty(parts, ranks, dtype=torch.float32, device=x.device)
+            further = FurtherRows(self.memory, few.list[2:], few.list[3:], parts, made)
+            product = base.with_further(x, further)
+            return None if product is None else (product, made[None, :, None], False)
+        most = min(len(x), tokens.num_slots)
+        split = base.split_with_adapters(
+            len(x), self.memory.dtype, most * parts * ranks, multiprocessors(x.device)
+        )
+        if not split:
+            return None
+        shape = split, parts, few.num_places, ranks
+        made = torch.empty(shape, dtype=torch.float32, device=x.device)
+        return base.with_adapters(x, AdapterRows(self.memory, few.step, most, made)), made, True
 
     def _space(self, x: Tensor, tokens: TokenSlots, cut: Cut) -> Tensor:
         splits = triton.cdiv(self.in_features, cut.columns * cut.steps)
@@ -344,6 +361,8 @@ class TritonBank(LoraBank):
         tokens: TokenSlots,
         cut: Cut,
         activation: Activation | None = None,
+        *,
+        ahead: bool = False,
     ) -> Tensor:
         """Add adapters to a product in place and return it, or return its gated activation."""
         assert product.is_contiguous()
@@ -379,6 +398,7 @@ class TritonBank(LoraBank):
             ACTIVATION=activation,
             STAGES=cut.num_stages,
             PRECISION=self._precision,
+            AHEAD=ahead,
             num_warps=cut.expand_warps,
             **launch_options(product.device),
         )
@@ -391,7 +411,7 @@ def cut_of(in_features: int, num_tokens: int) -> Cut:
         steps = triton.cdiv(in_features, 16 * 256)
         return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
     steps = triton.cdiv(in_features, 8 * 512)
-    return Cut(512, steps, 128, 2, num_stages=4, order="beside")
+    return Cut(512, steps, 128, 2, num_stages=4, order="within")
 
 
 @cache

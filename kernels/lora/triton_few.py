@@ -7,7 +7,7 @@ with matrices of other slots are masked; they cause no memory traffic.
 
 The list of a step is int32. P is its number of places, a multiple of a block's: `[token P | index
 of its slot in the block P, -1 for none | slots of the block P | their ranks P | number of slots P /
-BLOCK_M]`.
+BLOCK_M]`. With several tokens, the list `step` of `kernels.linear.triton.AdapterRows` follows it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -59,6 +59,17 @@ def list_kernel(
     rank = tl.load(ranks_ptr + slot)
     tl.store(of_block + PLACES, tl.where(is_used, rank, 0), mask=is_written)
     tl.store(list_ptr + 4 * PLACES + block, count)
+    if PLACES > 1:
+        step_ptr = list_ptr + 4 * PLACES + PLACES // BLOCK_M
+        same = is_before & (key[None, :] == key[:, None])
+        is_new = is_used & (tl.sum(same.to(tl.int32), 1) == 0)
+        new = is_new.to(tl.int32)[None, :]
+        index = tl.sum(tl.where(place[None, :] <= place[:, None], new, 0), 1) - 1
+        tl.store(step_ptr + token, place)
+        tl.store(step_ptr + PLACES + token, tl.where(is_used, index, -1))
+        tl.store(step_ptr + 2 * PLACES + index, slot, mask=is_new)
+        tl.store(step_ptr + 3 * PLACES + index, rank, mask=is_new)
+        tl.store(step_ptr + 4 * PLACES, tl.sum(new))
 
 
 @triton.jit
@@ -141,8 +152,54 @@ def shrink_few_kernel(
 
 
 @triton.jit
+def columns_of(
+    b_row,
+    at,
+    slots,
+    ranks,
+    count,
+    inside,
+    slot_stride,
+    EVEN_N: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return columns of B, `[RANKS, BLOCK_N]`, for the block's slot of index `at`, if it exists."""
+    is_rank = (tl.arange(0, RANKS) < chosen(ranks, at, BLOCK_M)) & (at < count)
+    is_rank = is_rank[:, None]
+    if not EVEN_N:
+        is_rank = is_rank & inside[None, :]
+    b_ptrs = b_row + chosen(slots, at, BLOCK_M).to(tl.int64) * slot_stride
+    return tl.load(b_ptrs, mask=is_rank, other=0.0)
+
+
+@triton.jit
+def added(
+    acc,
+    shrunk,
+    b,
+    at,
+    index,
+    ranks,
+    RANKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return `acc` plus the product of the tokens of slot `at` with its columns of B."""
+    # Sums of ranks that are not in use are undefined.
+    is_rank = tl.arange(0, RANKS) < chosen(ranks, at, BLOCK_M)
+    mine = tl.where((index == at)[:, None] & is_rank[None, :], shrunk, 0.0)
+    if BLOCK_M == 1:
+        acc += tl.sum(tl.trans(mine) * b.to(tl.float32), 0)[None, :]
+    else:
+        acc = tl.dot(mine.to(b.dtype), b, acc=acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
 def expanded(
     b_row,
+    b,
     shrunk,
     index,
     slots,
@@ -151,6 +208,7 @@ def expanded(
     share,
     inside,
     slot_stride,
+    AHEAD: tl.constexpr,
     EVEN_N: tl.constexpr,
     RANKS: tl.constexpr,
     SHARES: tl.constexpr,
@@ -159,22 +217,20 @@ def expanded(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return a block's shrunk tokens, `[BLOCK_M, RANKS]`, times columns of B, in float32."""
-    rank = tl.arange(0, RANKS)
+    """Return a block's shrunk tokens, `[BLOCK_M, RANKS]`, times columns of B, in float32.
+
+    With `AHEAD`, `b` has the columns of the first slot.
+    """
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for at in tl.range(share, count, SHARES, num_stages=STAGES):
-        is_rank = (rank < chosen(ranks, at, BLOCK_M))[:, None]
-        # Sums of ranks that are not in use are undefined.
-        is_mine = (index == at)[:, None] & tl.trans(is_rank)
-        if not EVEN_N:
-            is_rank = is_rank & inside[None, :]
-        b_ptrs = b_row + chosen(slots, at, BLOCK_M).to(tl.int64) * slot_stride
-        b = tl.load(b_ptrs, mask=is_rank, other=0.0)
-        mine = tl.where(is_mine, shrunk, 0.0)
-        if BLOCK_M == 1:
-            acc += tl.sum(tl.trans(mine) * b.to(tl.float32), 0)[None, :]
-        else:
-            acc = tl.dot(mine.to(b.dtype), b, acc=acc, input_precision=PRECISION)
+    first = share
+    if AHEAD:
+        acc = added(acc, shrunk, b, share, index, ranks, RANKS, BLOCK_M, PRECISION)
+        first += SHARES
+    for at in tl.range(first, count, SHARES, num_stages=STAGES):
+        next_b = columns_of(
+            b_row, at, slots, ranks, count, inside, slot_stride, EVEN_N, RANKS, BLOCK_M
+        )
+        acc = added(acc, shrunk, next_b, at, index, ranks, RANKS, BLOCK_M, PRECISION)
     return acc
 
 
@@ -225,6 +281,7 @@ def expand_few_kernel(
     ACTIVATION: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply a block of shrunk tokens by some columns of B and add the result to the product.
@@ -232,7 +289,8 @@ def expand_few_kernel(
     A tile is four int32: the part of the product, the tile's first column in the product and in an
     entry of `memory`, and its number of columns. `EVEN_N` promises that a tile has `BLOCK_N`
     columns and begins at multiples of 16. With an activation, the product's halves are the two
-    parts, gate and up; `out` has the columns of one half, and there are no tiles.
+    parts, gate and up; `out` has the columns of one half, and there are no tiles. `AHEAD` promises
+    that the list was complete when the kernel before this one began.
     """
     block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
     column = tl.arange(0, BLOCK_N)
@@ -247,9 +305,23 @@ def expand_few_kernel(
     if EVEN_N:
         first, in_memory = tl.multiple_of(first, 16), tl.multiple_of(in_memory, 16)
     start_next(PDL)
-    wait_for_inputs(PDL)
+    if not AHEAD:
+        wait_for_inputs(PDL)
     inside = column < width
     token, index, slots, ranks, count = of_block(list_ptr, block, num_places, BLOCK_M)
+    rank = tl.arange(0, RANKS).to(tl.int64)[:, None]
+    b_row = memory_ptr + in_memory + rank * rank_stride + column[None, :]
+    b, b_up = b_row, b_row
+    if AHEAD:
+        b = columns_of(
+            b_row, share, slots, ranks, count, inside, slot_stride, EVEN_N, RANKS, BLOCK_M
+        )
+        if ACTIVATION is not None:
+            b_up = columns_of(
+                b_row + half, share, slots, ranks, count, inside, slot_stride, EVEN_N, RANKS,
+                BLOCK_M,
+            )  # fmt: skip
+        wait_for_inputs(PDL)
     if share > 0 and share >= count:
         return
     # Tokens without an adapter keep their bits; with an activation they are computed like others.
@@ -261,12 +333,10 @@ def expand_few_kernel(
         is_out = is_out & inside[None, :]
     at = token.to(tl.int64)[:, None] * out_features + first + column[None, :]
     old = tl.load(product_ptr + at, mask=is_out, other=0.0)
-    rank = tl.arange(0, RANKS).to(tl.int64)[:, None]
-    b_row = memory_ptr + in_memory + rank * rank_stride + column[None, :]
     shrunk = sum_of_splits(made_ptr, part, block, index, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
     result = old.to(tl.float32) + expanded(
-        b_row, shrunk, index, slots, ranks, count, share, inside, slot_stride,
-        EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+        b_row, b, shrunk, index, slots, ranks, count, share, inside, slot_stride,
+        AHEAD, EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
     if ACTIVATION is None:
         tl.store(out_ptr + at, result.to(old.dtype), mask=is_out)
@@ -274,8 +344,8 @@ def expand_few_kernel(
         up = tl.load(product_ptr + half + at, mask=is_out, other=0.0).to(tl.float32)
         shrunk = sum_of_splits(made_ptr, 1, block, index, num_places, PARTS, SPLIT, RANKS, BLOCK_M)
         up += expanded(
-            b_row + half, shrunk, index, slots, ranks, count, share, inside, slot_stride,
-            EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
+            b_row + half, b_up, shrunk, index, slots, ranks, count, share, inside, slot_stride,
+            AHEAD, EVEN_N, RANKS, SHARES, BLOCK_M, BLOCK_N, STAGES, PRECISION,
         )  # fmt: skip
         # The gate is rounded like a product, and then as in `kernels.activation.triton`.
         gate = result.to(old.dtype).to(tl.float32)

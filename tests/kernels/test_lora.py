@@ -135,6 +135,65 @@ def test_every_cut_of_triton_is_right(dtype):
 
 
 @pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
+@pytest.mark.parametrize("num_tokens", [2, 23, 64])
+@pytest.mark.parametrize(("split_k", "block_m"), [(1, 0), (2, 0), (3, 16)])
+def test_triton_shrinks_tokens_in_the_kernel_of_the_base_product(num_tokens, split_k, block_m):
+    from kernels.linear.triton import TOKEN_BLOCKS, Tile, TritonLinear
+
+    splits = []
+
+    class Linear(TritonLinear):
+        """A product with other tiles, which always multiplies rows of adapters."""
+
+        def __init__(self, weight, bias):
+            super().__init__(weight, bias)
+            self._tiles = dict.fromkeys(TOKEN_BLOCKS, Tile(32, 32, 4, 2, split_k, block_m))
+
+        def split_with_adapters(self, *_):
+            return split_k
+
+        def with_adapters(self, x, adapters):
+            splits.append(len(adapters.made))
+            product = super().with_adapters(x, adapters)
+            assert torch.equal(product, self(x))
+            return product
+
+    operand = operands((num_tokens, 300, (64, 80), 9, 17), torch.bfloat16)
+    memory, ranks, in_features, parts, slots, x, out = operand
+    for slot, rank in enumerate(ranks.tolist()):
+        memory[slot, rank:] = torch.nan
+    weight, bias = torch.randn(out.shape[1], in_features).mul_(0.05).bfloat16(), out[0].clone()
+    base, bank = Linear(weight, bias), make_bank(memory, ranks, in_features, parts, "triton")
+    want = x.double() @ weight.double().T + bias.double()
+    want = expected(memory, ranks, in_features, parts, slots, x, want)
+    for _ in range(2):
+        got = bank.product(base, x, TokenSlots(slots, 9))
+        torch.testing.assert_close(got.double(), want, atol=3e-2, rtol=3e-2)
+    none = bank.product(base, x, TokenSlots(torch.full_like(slots, -1), 9))
+    assert torch.equal(none, base(x))
+    assert splits == [split_k] * 3
+
+
+@pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
+def test_triton_shrinks_in_a_product_whose_programs_take_no_more_turns():
+    from kernels.linear import triton
+
+    for rows, columns, parts, least in (
+        (6144, 4096, 3, 1),
+        (4096, 4096, 1, 2),
+        (28_672, 4096, 2, 1),
+        (4096, 14_336, 1, 2),
+    ):
+        weight = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+        base = triton.TritonLinear(weight, None)
+        assert base.split_with_adapters(64, weight.dtype, 8 * 16 * parts, 132) == least
+        assert base.split_with_adapters(64, torch.float32, 8 * 16 * parts, 132) == 0
+        assert base.split_with_adapters(1, weight.dtype, 16 * parts, 132) == 0
+        many = least if rows == 28_672 else 0
+        assert base.split_with_adapters(64, weight.dtype, 64 * 16 * parts, 132) == many
+
+
+@pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
 @pytest.mark.parametrize("slot", [-1, 3, 2**30, -(2**31)])
 def test_triton_lists_a_token_alone_with_a_slot_that_exists(slot):
     """While a graph is captured, no token has an adapter, or memory holds anything."""
@@ -159,8 +218,16 @@ def test_triton_lists_many_tokens():
         at = place // 16 * 16 + index[place]
         assert (index[place] == -1) if slot == 9 else (of_block[at] == slot)
         assert slot == 9 or of_ranks[at] == ranks[slot]
-    counts = few.list[4 * few.num_places :].tolist()
+    counts = few.list[4 * few.num_places :][:4].tolist()
     assert counts == [len({*seen[first : first + 16]} - {9}) for first in (0, 16, 32, 48)]
+    place, index, of_step, of_ranks = few.step[:-1].view(4, -1)
+    count = few.step[-1]
+    used = sorted({*seen} - {9})
+    assert of_step[:count].tolist() == used
+    assert of_ranks[:count].tolist() == [slot + 3 for slot in used]
+    assert torch.equal(order[place.long()], torch.arange(64, dtype=torch.int32))
+    wanted = [used.index(slot) if 0 <= slot < 5 else -1 for slot in slots.tolist()]
+    assert index.tolist() == wanted + [-1] * 25
 
 
 @pytest.mark.parametrize("size_kib", [99, 163, 227])

@@ -86,6 +86,10 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         tile = linear.tile_of(rows, columns, tokens)
         block_m = tile.block_m or tokens
         constants = {
+            "PARTS": 2,
+            "PLACES": tokens,
+            # Only these also multiply rows of adapters.
+            "RANKS": 16 if gated is None else 0,
             "HAS_BIAS": True,
             "EVEN_K": True,
             "BLOCK_M": block_m,
@@ -260,7 +264,7 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
     of_k = {"EVEN_K": True, "BLOCK_K": 256}
     yield "adapter, shrink few", shrink_few_kernel, constants | of_k, 4
     of_n = {"BLOCK_N": 128, "EVEN_N": True, "ACTIVATION": None}
-    yield "adapter, expand few", expand_few_kernel, constants | of_n, 4
+    yield "adapter, expand few", expand_few_kernel, constants | of_n | {"AHEAD": False}, 4
 
 
 def sampling() -> Iterator[Kernel]:
