@@ -88,7 +88,7 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         constants = {
             "PARTS": 2,
             "PLACES": tokens,
-            # Only these also multiply rows of adapters.
+            # In whole steps only products without an activation have rows of adapters.
             "RANKS": 16 if gated is None else 0,
             "HAS_BIAS": True,
             "EVEN_K": True,
@@ -264,7 +264,8 @@ def adapters(*, pdl: bool) -> Iterator[Kernel]:
     of_k = {"EVEN_K": True, "BLOCK_K": 256}
     yield "adapter, shrink few", shrink_few_kernel, constants | of_k, 4
     of_n = {"BLOCK_N": 128, "EVEN_N": True, "ACTIVATION": None}
-    yield "adapter, expand few", expand_few_kernel, constants | of_n | {"AHEAD": False}, 4
+    for name, ahead in (("expand few", False), ("expand few ahead", True)):
+        yield f"adapter, {name}", expand_few_kernel, constants | of_n | {"AHEAD": ahead}, 4
 
 
 def sampling() -> Iterator[Kernel]:
@@ -315,8 +316,8 @@ def dependent() -> Iterator[Kernel]:
         *adapters(pdl=True),
         *parts_of_latents(pdl=True),
     ):
-        if kernel[1] not in seen:
-            seen.add(kernel[1])
+        if (kind := (kernel[1], kernel[2].get("AHEAD"))) not in seen:
+            seen.add(kind)
             yield kernel
     constants: dict[str, Any] = {
         "IN_FEATURES": 4096,
