@@ -95,6 +95,10 @@ class Product:
             ]
         )
 
+    def cut(self, num_tokens: int, num_slots: int) -> Cut:
+        """Return the launch parameters in use."""
+        return cut_of(self.columns, num_tokens, num_slots, gates=self.banks[0].gates)
+
     def run(self, index: int, x: Tensor, tokens: TokenSlots, cut: Cut) -> Tensor:
         """Compute the product with adapters."""
         base, bank = self.bases[index % len(self.bases)], self.banks[index % len(self.banks)]
@@ -126,9 +130,8 @@ class Product:
         return act_and_mul(wide, "silu") if self.name == "gate_up" else wide
 
 
-def cuts(columns: int, num_tokens: int) -> Iterator[tuple[str, Cut]]:
+def cuts(columns: int, used: Cut, num_tokens: int) -> Iterator[tuple[str, Cut]]:
     """Yield the launch parameters in use and alternatives, each named by its difference."""
-    used = cut_of(columns, num_tokens)
     for order in ORDERS:
         yield order, replace(used, order=order)
     if num_tokens > 1:
@@ -160,7 +163,8 @@ def compile_part(options: argparse.Namespace) -> None:
         for num_tokens in options.tokens:
             x = random(num_tokens, product.columns)
             slots = torch.zeros(num_tokens, dtype=torch.int32, device=DEVICE)
-            for _, cut in cuts(product.columns, num_tokens):
+            used = product.cut(num_tokens, max(options.adapters))
+            for _, cut in cuts(product.columns, used, num_tokens):
                 index += 1
                 if index % parts == part:
                     product.run(0, x, TokenSlots(slots, 2), cut)
@@ -169,7 +173,8 @@ def compile_part(options: argparse.Namespace) -> None:
 
 def compile_ahead(options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "benchmarks.h200.adapter_products", "--shape", options.shape]
-    command += ["--rank", str(options.rank), "--tokens", *map(str, options.tokens), "--compile"]
+    command += ["--rank", str(options.rank), "--tokens", *map(str, options.tokens)]
+    command += ["--adapters", *map(str, options.adapters), "--compile"]
     count = options.workers
     started = [subprocess.Popen([*command, str(part), str(count)]) for part in range(count)]
     for process in started:
@@ -181,8 +186,9 @@ def time_case(
 ) -> dict[str, Any]:
     """Time the variants of one product, print the times, and append errors to `wrong`."""
     x, columns = random(num_tokens, product.columns), product.columns
-    variants = [("used", cut_of(columns, num_tokens))]
-    variants += cuts(columns, num_tokens) if tune else []
+    used = product.cut(num_tokens, product.num_slots)
+    variants = [("used", used)]
+    variants += cuts(columns, used, num_tokens) if tune else []
     base, want = product.base_us(x), product.wanted(x, adapters)
     case = f"{product.name} {num_tokens} tokens, {adapters} adapters"
     taken: dict[str, float] = {}

@@ -1,9 +1,11 @@
-"""LoRA adapters in Triton: two launches per product; their sizes depend on shapes alone.
+"""LoRA adapters in Triton: one or two launches per product, in addition to the base model's.
 
-CUDA graphs can therefore hold the launches, whatever adapters the tokens use. The list of tokens by
-adapter is made once for all products that have the same tokens. Up to `FEW_TOKENS` tokens use the
-kernels of `kernels.lora.triton_few`, more tokens those of `kernels.lora.triton_sgmv`. In both
-cases, the second kernel also computes a gated activation.
+The sizes of the launches depend on shapes alone, so CUDA graphs can hold them, whatever adapters
+the tokens use. The list of tokens by adapter is made once for all products that have the same
+tokens. Up to `FEW_TOKENS` tokens use the kernels of `kernels.lora.triton_few`, more tokens those of
+`kernels.lora.triton_sgmv`. The first kernel multiplies by A ("shrink"). For few tokens, a launch of
+the base product may do this instead (`Cut.order`). The second kernel multiplies by B ("expand"). It
+also computes a gated activation.
 """
 
 from collections.abc import Sequence
@@ -37,6 +39,9 @@ FEW_TOKENS = 64
 # registers.
 _NARROWEST = 32
 _MOST_IN_REGISTERS = 16_384
+# The sizes of `cut_of` were measured with 8 and with 64 slots. With more slots than this, it
+# returns those for 64.
+_FEW_SLOTS = 16
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ class Cut:
         num_stages: blocks in flight, in both kernels.
         shrink_warps, expand_warps: warps of a program in each kernel.
         order: when tokens are shrunk: `first`, before the base product; `last`, after it; `beside`,
-            at the same time on a separate stream; or `within` the kernel of the base product, if it
-            supports that.
+            at the same time on a separate stream; or `within` the launch of the base product. If
+            the base product does not support `within` or would take longer
+            (`TritonLinear.split_with_adapters`), tokens are shrunk `beside` it.
     """
 
     columns: int = 256
@@ -121,7 +127,7 @@ class TritonBank(LoraBank):
         self._even: dict[int, bool] = {}
         self._of_width(_WIDTH)
         # Whether the parts are the two halves of a gated product.
-        self._gates = len(parts) == 2 and parts[0].num_rows == parts[1].num_rows == parts[1].first
+        self.gates = len(parts) == 2 and parts[0].num_rows == parts[1].num_rows == parts[1].first
         self.cut: Cut | None = None
 
     def _of_width(self, width: int) -> Tensor:
@@ -254,7 +260,7 @@ class TritonBank(LoraBank):
     def gated(
         self, base: PackedLinear, x: Tensor, activation: Activation, tokens: TokenSlots
     ) -> Tensor:
-        if not self._gates or not len(x):
+        if not self.gates or not len(x):
             return super().gated(base, x, activation, tokens)
         if len(x) > FEW_TOKENS:
             product = base(x).contiguous()
@@ -265,7 +271,8 @@ class TritonBank(LoraBank):
 
     def _cut(self, num_tokens: int) -> Cut:
         """Return the sizes for products of few tokens, which fit into a program's shared memory."""
-        cut, memory = self.cut or cut_of(self.in_features, num_tokens), self.memory
+        memory = self.memory
+        cut = self.cut or cut_of(self.in_features, num_tokens, len(memory), gates=self.gates)
         room = shared_memory(memory.device)
         return fitted(cut, self._rank_block, 1 if num_tokens == 1 else _LEAST, memory.dtype, room)
 
@@ -405,13 +412,24 @@ class TritonBank(LoraBank):
         return out
 
 
-def cut_of(in_features: int, num_tokens: int) -> Cut:
-    """Return the sizes for products of few tokens, from `benchmarks.h200.adapter_products`."""
+def cut_of(in_features: int, num_tokens: int, num_slots: int, *, gates: bool) -> Cut:
+    """Return the sizes for products of few tokens, from `benchmarks.h200.adapter_products`.
+
+    Args:
+        in_features: columns of the weight.
+        num_tokens: 1 to `FEW_TOKENS`.
+        num_slots: slots of the device, the most adapters that the tokens may have.
+        gates: whether the product's halves are gate and up. A program multiplies columns of both.
+    """
     if num_tokens == 1:
         steps = triton.cdiv(in_features, 16 * 256)
         return Cut(256, steps, 32, 1, num_stages=1, expand_warps=1, order="within")
-    steps = triton.cdiv(in_features, 8 * 512)
-    return Cut(512, steps, 128, 2, num_stages=4, order="within")
+    steps = triton.cdiv(in_features, 8 * 256)
+    if num_slots > _FEW_SLOTS:
+        return Cut(256, steps, 128, 4, num_stages=3, order="within")
+    if gates:
+        return Cut(256, steps, 128, 1, num_stages=2, expand_warps=8, order="within")
+    return Cut(256, steps, 128, 2, num_stages=2, order="within")
 
 
 @cache

@@ -99,6 +99,8 @@ MAY_BE_READ = {
 }
 # The kernel before this one waits for the list of adapters, and then lets this one start.
 AHEAD = {"tiles_ptr", "list_ptr", "memory_ptr"}
+# Numbers in the addresses of these reads.
+SIZES = {"num_places", "slot_stride", "rank_stride"}
 
 
 @pytest.mark.slow
@@ -109,7 +111,7 @@ def test_nothing_but_weights_is_touched_before_the_wait() -> None:
         assert isinstance(arguments, list)
         before = Before(str(ptx), arguments)
         allowed = AHEAD if str(name).endswith("ahead") else MAY_BE_READ.get(str(kernel), set())
-        assert before.reads == allowed, f"{name} reads {before.reads}"
+        assert before.reads - SIZES == allowed, f"{name} reads {before.reads}"
         assert not before.others, name
         checked.add(str(kernel))
     assert checked >= set(MAY_BE_READ)

@@ -1,5 +1,7 @@
 """Adapters of linear layers: every implementation against plain torch in float64."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -236,8 +238,9 @@ def test_triton_lists_many_tokens():
 def test_cuts_of_triton_fit_the_shared_memory(size_kib, ranks, dtype):
     triton = pytest.importorskip("kernels.lora.triton")
     room = triton.SharedMemory(size_kib * 1024, is_operand=True)
-    for in_features in (64, 896, 4096, 14_336):
-        wanted = triton.cut_of(in_features, 16)
+    sizes = itertools.product((64, 896, 4096, 14_336), (8, 64), (False, True))
+    for in_features, num_slots, gates in sizes:
+        wanted = triton.cut_of(in_features, 16, num_slots, gates=gates)
         cut = triton.fitted(wanted, ranks, 16, dtype, room)
         blocks = [(ranks + 16) * cut.columns, ranks * cut.width]
         assert all(cut.num_stages * block * dtype.itemsize < room.size for block in blocks)

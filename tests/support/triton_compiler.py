@@ -38,7 +38,10 @@ LONGS = {
     *("cut_ties_ptr", "ranked_ptr", "ids_ptr"),
 }
 NUMBERS = {"scale_log2": "fp32", "eps": "fp32", "scale": "fp32"}
-EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride", "half"}
+EVEN = {
+    *("q_stride", "in_features", "out_features", "width", "max_pages", "stride", "half"),
+    *("slot_stride", "rank_stride"),
+}
 
 
 class _FoundError(Exception):
