@@ -74,7 +74,12 @@ def list_kernel(
 
 @triton.jit
 def of_block(list_ptr, block, num_places, BLOCK_M: tl.constexpr):
-    """Return a block's tokens, the indices of their slots, its slots, ranks and number of slots."""
+    """Read a block's part of the list.
+
+    Returns:
+        The number of each token; for each token the index of its slot among the block's slots; for
+        each of those slots its number and its adapter's rank; how many slots there are.
+    """
     at = list_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)
     token, index = tl.load(at), tl.load(at + num_places)
     slots, ranks = tl.load(at + 2 * num_places), tl.load(at + 3 * num_places)
