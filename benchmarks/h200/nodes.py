@@ -62,7 +62,8 @@ async def second_node(shape: str, options: list[str]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from dynamo.common.utils.runtime import parse_endpoint
 from runtime.config.options import ServerConfig
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import find_model
+
+logger = logging.getLogger(__name__)
 
 _PROG = "python -m headrace.dynamo"
 _COMPONENT = "backend"
@@ -46,7 +49,10 @@ def read_arguments(arguments: Sequence[str] | None) -> tuple[ServerConfig, Worke
     )
     DynamoRuntimeArgGroup().add_arguments(parser)
     own, rest = parser.parse_known_args(arguments)
-    config = parse_args(rest, prog=_PROG).config
+    parsed = parse_args(rest, prog=_PROG)
+    for notice in parsed.notices:
+        logger.warning(notice)
+    config = parsed.config
     if config.parallel.dp_size > 1:
         parser.error("--dp-size: start a worker for each copy of the model; Dynamo routes.")
     config, folder = find_model(config, only_config=True)

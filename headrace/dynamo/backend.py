@@ -113,7 +113,7 @@ class Backend(LLMEngine):
                     yield chunk_of(answer)
             finally:
                 generation.close()
-                del self._rids[name]
+                self._rids.pop(name, None)
         except HeadraceError as error:
             raise translate(error) from None
 

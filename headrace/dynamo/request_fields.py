@@ -33,7 +33,8 @@ def read_request(request: Mapping[str, Any]) -> GenerateBody:
     Stop strings are not passed on: the frontend finds them in the text and cancels the request.
 
     Raises:
-        InvalidRequest: a value is of the wrong type, or the request has images or several samples.
+        InvalidRequest: a value is of the wrong type, or the request has images, several samples or
+            asks for log-probabilities of the prompt.
     """
     if request.get("multi_modal_data"):
         raise InvalidRequest("Images do not reach a worker of Dynamo; use the server's own API.")
@@ -41,6 +42,12 @@ def read_request(request: Mapping[str, Any]) -> GenerateBody:
     if (sampling.get("n") or 1) > 1:
         # Dynamo's code in the worker's process stops reading when the first sample has ended.
         raise InvalidRequest("n must be 1 with a worker of Dynamo.", param="n")
+    output = request.get("output_options") or {}
+    if output.get("prompt_logprobs") is not None:
+        raise InvalidRequest(
+            "A worker of Dynamo returns log-probabilities of the output only.",
+            param="prompt_logprobs",
+        )
     stop = request.get("stop_conditions") or {}
     ids = {*(stop.get("stop_token_ids") or ()), *(stop.get("stop_token_ids_hidden") or ())}
     params = {
@@ -54,7 +61,7 @@ def read_request(request: Mapping[str, Any]) -> GenerateBody:
     params = {name: value for name, value in params.items() if value is not None}
     # Without a limit, the output may fill the context.
     params["max_new_tokens"] = stop.get("max_tokens")
-    options = build_sglang_logprob_kwargs(request.get("output_options") or {})
+    options = build_sglang_logprob_kwargs(output)
     return build_body(None, params, list(request["token_ids"]), True, options)
 
 

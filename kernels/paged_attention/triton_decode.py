@@ -136,8 +136,10 @@ def decode_kernel(
         slot = tl.load(item_ptr + 6)
         own_parts = tl.load(item_ptr + 7)
 
-    # Of 8-bit keys and values, a number of 16 bits holds two: see `halves`.
-    PACKED: tl.constexpr = 2 if k_ptr.dtype.element_ty.primitive_bitwidth == 8 else 1
+    # Of 8-bit keys and values, a number of 16 bits holds two: see `halves`. A product needs 16
+    # columns.
+    IS_8_BIT: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth == 8
+    PACKED: tl.constexpr = 2 if IS_8_BIT and BLOCK_D >= 32 else 1
     WIDTH: tl.constexpr = BLOCK_D // PACKED
     head = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -153,7 +155,7 @@ def decode_kernel(
         q_odd = beside(tl.load(q_ptr + q_at + 1, mask=in_head, other=0.0), k_ptr)
         acc_odd = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     else:
-        q = tl.load(q_ptr + q_base + column[None, :], mask=held, other=0.0)
+        q = beside(tl.load(q_ptr + q_base + column[None, :], mask=held, other=0.0), k_ptr)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

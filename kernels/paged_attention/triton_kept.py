@@ -46,15 +46,18 @@ def halves(pair, cache_ptr, q):
         q: queries that `beside` returned.
     """
     kept: tl.constexpr = cache_ptr.dtype.element_ty
-    if _HAS_ASM and q.dtype == tl.float16:
-        # The compiler would take twice as many instructions.
-        kind: tl.constexpr = "e4m3x2" if kept == tl.float8e4nv else "e5m2x2"
+    if kept == tl.float8e5:
+        # The upper byte of a float16.
+        even = (pair << 8).to(tl.float16, bitcast=True).to(q.dtype)
+        odd = (pair >> 8 << 8).to(tl.float16, bitcast=True).to(q.dtype)
+    elif _HAS_ASM and q.dtype == tl.float16:
+        # The compiler would take twice as many instructions. E4M3 needs a GPU that has this one.
         even, odd = tl.inline_asm_elementwise(
             "{.reg .b32 both; .reg .b16 low, high;"
             "prmt.b32 both, $2, 0, 0x4420; mov.b32 {low, high}, both;"
-            "cvt.rn.f16x2." + kind + " $0, low;"
+            "cvt.rn.f16x2.e4m3x2 $0, low;"
             "prmt.b32 both, $2, 0, 0x4431; mov.b32 {low, high}, both;"
-            "cvt.rn.f16x2." + kind + " $1, low;}",
+            "cvt.rn.f16x2.e4m3x2 $1, low;}",
             "=r,=r,r",
             [pair],
             dtype=(tl.float16, tl.float16),

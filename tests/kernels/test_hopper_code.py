@@ -86,6 +86,9 @@ constants = dict(
 types = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv", "lse_ptr": "*fp32", "cap_log2": "fp32"}
 print("DECODE")
 print(compiled(decode_kernel, constants, types, num_warps=tile.num_warps))
+types |= {"k_ptr": "*fp8e5", "v_ptr": "*fp8e5"}
+print("E5M2")
+print(compiled(decode_kernel, constants, types, num_warps=tile.num_warps))
 """
 
 
@@ -93,7 +96,7 @@ print(compiled(decode_kernel, constants, types, num_warps=tile.num_warps))
 def code() -> dict[str, str]:
     """PTX by kernel: `LINEAR 16` and so on by tokens of a block, `ATTENTION` and so on."""
     printed = run_uninterpreted("-c", SCRIPT, timeout=240)
-    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED|DECODE)$", printed, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED|DECODE|E5M2)$", printed, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -132,3 +135,9 @@ def test_decoding_reads_8_bit_keys_and_values_as_16_bits(code: dict[str, str]) -
     ptx = code["DECODE"]
     assert "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" in ptx
     assert not re.search(r"ld\.shared\.[bu]8", ptx)
+
+
+def test_e5m2_needs_no_instruction_that_older_gpus_lack(code: dict[str, str]) -> None:
+    """An A100, which has no conversion of 8-bit floats, keeps keys and values in E5M2."""
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" in code["E5M2"]
+    assert "e5m2" not in code["E5M2"]

@@ -14,7 +14,9 @@ from kernels.rope import ROPE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 8, 2, 64, 16
-FORMS = ["fp8_e4m3", "fp8_e5m2"] if DEVICE == "cuda" else ["fp8_e4m3"]
+FORMS = ["fp8_e4m3", "fp8_e5m2"]
+# The interpreter rounds to E5M2 wrongly.
+WRITTEN = FORMS if DEVICE == "cuda" else FORMS[:1]
 TYPES = [torch.bfloat16, torch.float16, torch.float32] if DEVICE == "cuda" else [torch.bfloat16]
 
 
@@ -32,7 +34,7 @@ def empty_caches(name: str, num_pages: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written(name: str, dtype: torch.dtype) -> None:
     tokens = 20
     qkv = (numbers_of(tokens, (HEADS + 2 * KV_HEADS) * DIM) * 3).to(dtype)

@@ -39,7 +39,11 @@ def in_flat_rows(
     if values % keys:
         raise StartupError(f"{file.path}: {values} value heads do not share {keys} key heads")
     if part == "ssm_ba" and not _has_grouped_inputs(file):
-        _check_rows(info, 0, 2 * values)
+        if info.shape[0] != 2 * values:
+            raise StartupError(
+                f"{file.path}: {info.name} has {info.shape[0]} rows; {values} value heads have "
+                f"{2 * values}"
+            )
         return [
             replace(
                 info,

@@ -31,7 +31,8 @@ def with_experts(
             "num_experts": keys.values.get("expert_count"),
             "num_experts_per_tok": keys.values.get("expert_used_count"),
             "moe_intermediate_size": keys.values.get(
-                "expert_feed_forward_length", expert.shape[1] if expert is not None else None
+                "expert_feed_forward_length",
+                expert.shape[1] if expert is not None and len(expert.shape) == 3 else None,
             ),
             "shared_expert_intermediate_size": keys.values.get(
                 "expert_shared_feed_forward_length", shared.shape[0] if shared is not None else None

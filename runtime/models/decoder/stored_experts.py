@@ -27,7 +27,7 @@ def with_experts_of_files(folder: Path, spec: ModelSpec) -> ModelSpec:
     if not isinstance(spec, DecoderSpec) or spec.experts is None or not has_files:
         return spec
     experts = spec.experts
-    if experts.stacked is None or not experts.stacked.is_optional:
+    if experts.stacked is None or not experts.stacked.is_optional or not experts.layers:
         return spec
     try:
         names = {spec.canonical(name) for name in read_tensor_infos(folder)}
