@@ -306,10 +306,10 @@ def test_livez_answers_and_streams_keep_their_text(
             assert attack.says in begin
         assert set(neighbours.texts) == {solo}
         found.append(longest_of_a_thousand(times))
-        # Once a busy machine may be slow.
-        if found[-1] < max_livez_s:
-            break
-    assert min(found) < max_livez_s
+        # A busy machine may be slow once, or have become busy since it was measured.
+        if found[-1] < max_livez_s or found[-1] < bearable_s(server, prober):
+            return
+    pytest.fail(f"/livez took {found} s, at most {max_livez_s} s are bearable")
 
 
 @pytest.mark.timeout(300)
