@@ -211,8 +211,8 @@ ATTACKS = {
     "chat, 900 tools, one of them to be called": lambda: Attack(
         CHAT, chat(said("hi"), tools=tools(900, 20), tool_choice="required"), 400, TOO_LONG
     ),
-    "chat, 1,000 tools and 2,000 messages, eight times": lambda: Attack(
-        CHAT, chat(said("x" * 20, 2000), tools=tools(1000, 1)), 400, TOO_LONG, count=8
+    "chat, 1,000 tools and 2,000 messages, 20 times": lambda: Attack(
+        CHAT, chat(said("x" * 20, 2000), tools=tools(1000, 1)), 400, TOO_LONG, count=20
     ),
     "chat, 200,000 messages": lambda: Attack(CHAT, chat(said("x", 200_000)), 400, TOO_LONG),
     "chat, 4,096 parts": lambda: Attack(
@@ -319,6 +319,6 @@ def test_large_bodies_leave_no_memory(server: ServerProcess) -> None:
     with ThreadPoolExecutor(4) as pool:
         for name in names:
             attack = ATTACKS[name]()
-            found = list(pool.map(lambda _, sent=attack: send(server, sent), range(4)))
+            found = list(pool.map(lambda _, sent=attack: send(server, sent), range(6)))
             assert {status for status, _, _ in found} == {attack.status}
     until(lambda: resident_kb(server.process.pid) < before + 150 * 1024)
