@@ -49,17 +49,21 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def can_decode(q: Tensor, rank: int) -> bool:
-    """Return whether `decode` can compute a step.
+def fits(q: Tensor, rank: int) -> bool:
+    """Return whether a step has the dtype and sizes for which `decode` was compared on a GPU.
 
     Args:
         q: `[num_seqs, num_heads, rank + rope_dim]`, one query per sequence.
-        rank: number of elements of a latent.
+        rank: number of elements of a latent; 512 in every published model.
     """
     num_seqs, _, width = q.shape
-    # Other sizes do not fit the layout of shared memory, or its size.
-    has_sizes = rank in (64, 128, 256, 512) and width - rank == 64
-    return _is_hopper(q.device) and q.dtype.itemsize == 2 and has_sizes and num_seqs <= _MOST_SEQS
+    has_sizes = rank == 512 and width - rank == 64
+    return q.dtype.itemsize == 2 and has_sizes and num_seqs <= _MOST_SEQS
+
+
+def can_decode(q: Tensor, rank: int) -> bool:
+    """Return whether `decode` can compute a step: see `fits`; only on Hopper GPUs."""
+    return _is_hopper(q.device) and fits(q, rank)
 
 
 def decode(  # noqa: PLR0913 the op needs all of these

@@ -102,3 +102,18 @@ def test_data_that_no_kernel_waits_for_are_missing():
 
 def test_only_hopper_uses_these_kernels():
     assert not hopper.can_decode(torch.zeros(2, 4, 576, dtype=torch.bfloat16), 512)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "rank", "rope", "dtype", "fits"),
+    [
+        (64, 512, 64, torch.bfloat16, True),
+        (1024, 512, 64, torch.float16, True),
+        (1025, 512, 64, torch.bfloat16, False),
+        (64, 256, 64, torch.bfloat16, False),
+        (64, 512, 32, torch.bfloat16, False),
+        (64, 512, 64, torch.float32, False),
+    ],
+)
+def test_only_compared_sizes_use_these_kernels(seqs, rank, rope, dtype, fits):
+    assert hopper.fits(torch.zeros(seqs, 4, rank + rope, dtype=dtype), rank) == fits
