@@ -92,7 +92,8 @@ class Table(Names[Entry], Generic[KernelsT]):
             device_type: `torch.device.type`.
             wanted: name of an implementation to use regardless of the order.
             invariant: whether only batch-invariant implementations in the device's order are
-                considered. Others may run on this machine, but not on this device.
+                considered. Implementations outside this order may run on the machine, but not on
+                this device.
 
         Raises:
             ValueError: `wanted` is unknown.

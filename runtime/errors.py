@@ -81,6 +81,6 @@ class DeviceLost(BaseException):
     """
 
     def __init__(self, why: str, *, by_others: bool = False) -> None:
-        """Say `why`, in one line."""
+        """Create the error; `why` is its message, one line."""
         super().__init__(why)
         self.by_others = by_others

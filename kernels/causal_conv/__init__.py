@@ -1,4 +1,4 @@
-"""A short causal convolution over each channel of several sequences, which continue from states."""
+"""A short causal convolution over each channel; each sequence continues from its saved inputs."""
 
 from functools import cache
 from typing import Protocol
@@ -73,10 +73,12 @@ def causal_conv(
         state: `[num_slots, width - 1, channels]`, the last inputs of sequences, the oldest first;
             the dtype of `x`. One call never both reads and writes the same slot.
         reads: `[num_seqs]` int64, the slot of each sequence's state.
-        taps: `[num_tokens + num_saves, width - 1]` int64: for each token and each save, the indices
-            of the inputs before it, the oldest first. Indices count the rows of `x`, followed by
-            `width - 1` rows of each sequence's state.
-        save_slots: `[num_saves]` int64, slots that are written.
+        taps: `[num_tokens + num_saves, width - 1]` int64: for each token, the indices of the inputs
+            before it, the oldest first; then for each saved state, the indices of the inputs to
+            save. Indices count the rows of `x`, followed by `width - 1` rows of each sequence's
+            state.
+        save_slots: `[num_saves]` int64, the slots of `state` that are overwritten with inputs, for
+            later calls.
         silu: whether SiLU is applied before rounding.
 
     Returns:

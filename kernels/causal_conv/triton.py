@@ -1,4 +1,4 @@
-"""The causal convolution in Triton: a program computes some channels of some tokens or saves."""
+"""The causal convolution in Triton: a program computes or saves some channels of some tokens."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel's parameters

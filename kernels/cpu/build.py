@@ -3,8 +3,8 @@
 The library is plain C++ with its own threads (`pool.h`), without torch headers or OpenMP, so
 compiling takes a few seconds.
 
-The file's name has a key made from the sources, the flags, the compiler and the CPU's instruction
-sets. A cache that machines share therefore never returns instructions that a machine does not have.
+The file's name contains a hash of the sources, the flags, the compiler and the CPU's instruction
+sets. So several machines can share a cache folder: each loads a library for its own instructions.
 """
 
 import contextlib

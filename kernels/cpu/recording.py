@@ -75,7 +75,7 @@ def record(compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None, str
 
     Returns:
         The function's result; the recording, or `None` if the function cannot be recorded; and the
-        reason for that.
+        reason why it cannot, or an empty text.
     """
     recorder = _Recorder()
     with recorder:
@@ -86,7 +86,7 @@ def record(compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None, str
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the operators of torch and the functions of the library that run while it is active.
+    """Records the operators of torch and the functions of the library that run while it is active.
 
     Attributes:
         problem: the first thing that cannot be repeated; empty if there is none.
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
         return note
 
     def _end_calls(self) -> None:
-        """Add a step that repeats the calls of the library since the last step."""
+        """Append a step that repeats the library calls made since the previous step."""
         if not self._num_calls:
             return
         words, count, repeat = self._words, self._num_calls, library().hr_repeat_calls
@@ -221,7 +221,7 @@ def _is_view(views: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _keep_sources(views: Any, args: tuple[Any, ...]) -> None:
-    """Keep the tensors that were viewed alive as long as their views."""
+    """Keep each viewed tensor alive as long as its views."""
     sources = [arg for arg in args if isinstance(arg, Tensor)]
     for view in views if isinstance(views, (list, tuple)) else (views,):
         if isinstance(view, Tensor):

@@ -1,6 +1,7 @@
 """The ops before and after the layers of a decode step.
 
-They gather the inputs of running requests from the tables of rows, and store new tokens there.
+They gather the inputs from tables on the device, which have a row for each running request, and
+store the new tokens there.
 """
 
 from functools import cache
@@ -105,7 +106,7 @@ def decode_inputs(
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the inputs of a decode step from the tables of rows.
+    """Gather the inputs of a decode step from the device's tables of running requests.
 
     A row holds the state of one running request on the device. The call never blocks and may be
     captured in a CUDA graph.
@@ -114,8 +115,8 @@ def decode_inputs(
         rows: `[num_seqs]` int64, the rows that decode.
         seq_lens: `[num_seqs]` int64, number of each sequence's keys including this step's token, at
             least 1.
-        new_pages: `[num_seqs]` int64, the page that begins with the new token, which is written to
-            `page_table`; 0 if the token is in a page that the row already has.
+        new_pages: `[num_seqs]` int64, the number of the page that begins with the new token, to be
+            written to `page_table`; 0 if the token is in a page that the row already has.
         last_token: `[num_rows]` int64, each row's next input.
         latest_input: `[num_rows]` int64, also receives the inputs, for a step that must be
             repeated.

@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token passes the feed-forward blocks that its router chose."""
+"""Mixtures of experts: each token passes through the feed-forward blocks that a router chose."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
@@ -37,7 +37,7 @@ class PackedExperts(ABC):
     def choose(
         self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return each token's experts and their weights by a softmax in float32, as `transformers`.
+        """Return each token's experts and their weights by a float32 softmax, as in `transformers`.
 
         Args:
             logits: `[num_tokens, experts of the layer]`, from the router.

@@ -1,4 +1,4 @@
-"""Experts by torch's grouped products: tokens are sorted by expert, and the host never waits."""
+"""Experts by torch's grouped products: tokens are sorted by expert, without waiting on the host."""
 
 import torch
 from torch import Tensor

@@ -87,7 +87,8 @@ def sort_by_expert(
         ids: `[num_rows]` int64, each row's expert. Rows with the id `num_experts` are not listed.
         num_experts: number of experts.
         size: rows of a block.
-        many_reads: if the product of rows and experts is at least this number, the rows are sorted.
+        many_reads: if the product of rows and experts is at least this number, torch sorts the
+            rows; otherwise `sort_kernel` lists them.
 
     Returns:
         New tensors `order` and `block_expert`; see `SortedProduct`.
@@ -268,7 +269,7 @@ class SortedExperts(PackedExperts):
 
 
 class CodeMatrix(Protocol):
-    """The rows of all experts' matrices, in codes."""
+    """The weight matrices of all experts, stacked along the rows and quantized to codes."""
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors that a product reads."""
@@ -284,7 +285,9 @@ Matrix = TypeVar("Matrix", bound=CodeMatrix)
 
 
 class ExpertsInCodes(SortedExperts, Generic[Matrix]):
-    """Experts in codes. New codes are copied into the same memory, for CUDA graphs.
+    """Experts with quantized weights (codes).
+
+    New codes are copied into the same memory, because CUDA graphs hold its addresses.
 
     Attributes:
         matrices: the matrices of all experts by name, `gate_up` and `down`.
@@ -308,7 +311,7 @@ class ExpertsInCodes(SortedExperts, Generic[Matrix]):
         return torch.stack([gate_up for gate_up, _ in found]), torch.stack([d for _, d in found])
 
     def repack(self, gate_up: Tensor, down: Tensor) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
+        """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
             ValueError: always; see `replace`.
@@ -316,7 +319,7 @@ class ExpertsInCodes(SortedExperts, Generic[Matrix]):
         raise ValueError("floats cannot replace experts in codes; use `replace`")
 
     def replace(self, other: Self) -> bool:
-        """Copy the codes of `other` into our memory; return false if their form differs."""
+        """Copy the codes of `other` into our memory; return false if dtype or layout differs."""
         if not all(mine.fits(other.matrices[name]) for name, mine in self.matrices.items()):
             return False
         for name, mine in self.matrices.items():
@@ -329,7 +332,7 @@ class ExpertsInCodes(SortedExperts, Generic[Matrix]):
 
 
 class TritonExperts(SortedExperts, PlainExperts):
-    """Experts with weights in plain numbers.
+    """Experts whose weights are not quantized.
 
     If `is_invariant`, one tile is used for every number of tokens.
     """

@@ -1,4 +1,4 @@
-"""Experts in 4-bit or 8-bit codes on a GPU; the two grouped products convert them to numbers.
+"""Experts in 4-bit or 8-bit codes on a GPU; the two grouped products decode the weights.
 
 The rows of all experts form one matrix in the layout of `kernels.group_linear.triton`. An expert's
 weight begins at a row of this matrix, and its products are those of a linear layer in codes. If
@@ -192,7 +192,7 @@ class CodedExperts(ExpertsInCodes[PackedCodes]):
     """Experts in 4-bit or 8-bit codes with scales per group of columns.
 
     Attributes:
-        slice_bytes: bytes of the numbers to which experts' codes are converted at a time.
+        slice_bytes: most bytes of 16-bit weights that are converted from codes at a time.
     """
 
     slice_bytes = 128 * 1024 * 1024

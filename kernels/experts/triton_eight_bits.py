@@ -1,4 +1,4 @@
-"""Experts in E4M3 or int8 on a GPU: the two grouped products multiply by the codes.
+"""Experts with weights in E4M3 or int8 on a GPU; the kernels of both products read the codes.
 
 The rows of all experts form one matrix of codes, with a scale per row or per 128 columns of a row.
 If the scheme rounds activations, the input of each product is rounded first, and the tensor cores
@@ -38,7 +38,7 @@ MANY = Tile(128, 128, BLOCK_COLUMNS, 8, 3)
 @triton.jit
 def add_product(acc, weight, x, scale, x_scale, ROUNDED: tl.constexpr, BLOCKS: tl.constexpr,
                 FAST: tl.constexpr):  # fmt: skip
-    """Return `acc` plus the product of one step; scales are of the step's columns."""
+    """Return `acc` plus the product of one step; both scales belong to the step's columns."""
     if not ROUNDED:
         # This is exact: bfloat16 has more bits than E4M3 and int8, and a wider range.
         weight = weight.to(tl.float32).to(tl.bfloat16)
@@ -171,7 +171,7 @@ def stages_of(tile: Tile, halves: int, itemsize: int, shared: SharedMemory) -> i
 
 
 class EightBitMatrix:
-    """The rows of all experts' matrices, in codes.
+    """The weight matrices of all experts, stacked along the rows and quantized to codes.
 
     Attributes:
         codes: `[num_experts * rows, columns]` E4M3 or int8, contiguous.
@@ -227,7 +227,7 @@ class EightBitMatrix:
 
 
 class EightBitExperts(ExpertsInCodes[EightBitMatrix]):
-    """Experts in E4M3 or int8."""
+    """Experts with weights in E4M3 or int8."""
 
     def __init__(self, gate_up: EightBitMatrix, down: EightBitMatrix, num_experts: int) -> None:
         """Keep the matrices of all experts; see `ExpertsInCodes`."""

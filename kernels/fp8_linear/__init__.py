@@ -121,7 +121,7 @@ def _squared_error(parts: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 class RoundedLinear(PackedLinear):
-    """Rounded activations times float32 weights, which defines the result of a product in E4M3.
+    """The reference for products in E4M3: rounded activations times float32 weights.
 
     Several matrices may be stacked; each may round activations in its own way.
     """
@@ -165,7 +165,7 @@ class RoundedLinear(PackedLinear):
         return torch.cat([product.unpack() for product, _ in self._products])
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
+        """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
             ValueError: always.
@@ -184,7 +184,7 @@ class IntegerLinear(PackedLinear):
     def __init__(
         self, parts: Sequence[tuple[Tensor, Tensor, Rounding]], bias: Tensor | None
     ) -> None:
-        """Keep the parts.
+        """Keep the codes, scales and roundings.
 
         Args:
             parts: for each stacked matrix, int8 codes `[rows, in_features]`, their float32 scales
@@ -214,7 +214,7 @@ class IntegerLinear(PackedLinear):
         return torch.cat([codes.float() * scales for codes, scales, _ in self._parts])
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
+        """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
             ValueError: always.

@@ -1,14 +1,15 @@
 """Products in E4M3 and int8 on a GPU.
 
 The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
-does. There are four products. One token is multiplied without tensor cores
+does. There are four kernels. One token is multiplied without tensor cores
 (`kernels.linear.triton_gemv`). For up to 64 tokens, our kernel reads the codes once and is limited
 by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another kernel
 of ours if they belong to blocks.
 
-If a scheme does not round activations, codes are converted to bfloat16 inside the product. With one
-token, activations are rounded too, although this costs a little: without rounding, the kernels of a
-layer of the 8B shape, except attention, take 69.6 instead of 67.1 microseconds on an H200.
+If a scheme does not round activations, codes are converted to bfloat16 inside the product. If a
+scheme rounds them, the activations of a single token are rounded too, because this is faster: on an
+H200, the kernels of a layer of the 8B shape, except attention, take 67.1 microseconds with rounding
+and 69.6 without.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:
 
@@ -224,8 +225,9 @@ class Tile:
     num_stages: int
 
 
-# Programs that fill the device. With 64 tokens on an H200, 96 programs that share no columns are
-# faster than 192 that do, and 128 that do are faster than 64 that do not.
+# The number of programs that fill the device. With 64 tokens on an H200, 96 programs without split
+# columns are faster than 192 with split columns, and 128 with split columns are faster than 64
+# without.
 _ENOUGH = 96
 # From this number of blocks on, several programs run on each multiprocessor of a large GPU.
 _MANY_BLOCKS = 264
@@ -372,7 +374,10 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
 
 
 class Fp8Linear(PackedLinear):
-    """Codes and scales on a GPU. New ones are copied into the same memory, for CUDA graphs."""
+    """A weight as codes and scales on a GPU.
+
+    New codes are copied into the same memory, because CUDA graphs hold its addresses.
+    """
 
     implementation = "triton"
 
@@ -445,7 +450,7 @@ class Fp8Linear(PackedLinear):
         return self.codes.float() * spread
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
+        """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
             ValueError: always; see `replace`.

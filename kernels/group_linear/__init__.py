@@ -2,7 +2,8 @@
 
 A number of the weight is `(code - zero) * scale` with a code of 4 or 8 bits, or a 4-bit float
 (E2M1) times a power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes in
-memory: GPU kernels convert them inside the product, and CPU kernels multiply by stored blocks.
+memory: GPU kernels convert them inside the product; CPU kernels store and multiply them in GGUF's
+blocks of 32 numbers.
 
     codes = Grouped("int4", codes, scales, zeros, group=128)
     product = pack([codes], bias)       # a PackedLinear; matrices are stacked along the rows
@@ -122,7 +123,7 @@ def decode_e2m1(codes: Tensor) -> Tensor:
 def code_e2m1(numbers: Tensor) -> Tensor:
     """Return the uint8 codes of the nearest 4-bit floats.
 
-    If two are equally near, the even code.
+    If two are equally near, the even code is returned.
     """
     table = torch.tensor(_E2M1, device=numbers.device)
     middle = (table[1:] + table[:-1]) / 2
@@ -192,7 +193,7 @@ class GroupedLinear(PackedLinear):
         """
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse floats: only codes can replace codes.
+        """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
             ValueError: always; see `replace`.

@@ -58,9 +58,9 @@ def _blocks(weight: Grouped) -> StoredMatrix | None:
 
 
 class BlocksLinear(GroupedLinear):
-    """A product with stored blocks.
+    """A product with a weight in blocks of 32 numbers.
 
-    Their columns may have another order than those of the input.
+    The order of the weight's columns may differ from that of the input.
     """
 
     implementation = "cpu"

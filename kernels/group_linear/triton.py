@@ -138,7 +138,10 @@ class PackedCodes:
 
 
 def pack_codes(weight: Grouped) -> PackedCodes | None:
-    """Lay codes out in planes of 32 columns; `None` if the kernels do not support the groups."""
+    """Lay codes out in planes of 32 columns; `None` if the kernels do not support the groups.
+
+    `kernels.group_linear.triton_codes` describes the layout.
+    """
     if 64 < weight.group < weight.columns and weight.group % STEP and weight.group % 64 == 0:
         weight = weight.with_groups_of(64)
     group = 0 if weight.group >= weight.columns and weight.form != "mxfp4" else weight.group
@@ -345,7 +348,10 @@ def multiply_many(
 
 
 class TritonGroupedLinear(GroupedLinear):
-    """Codes on a GPU. New codes are copied into the same memory, for CUDA graphs."""
+    """A weight as codes on a GPU.
+
+    New codes are copied into the same memory, because CUDA graphs hold its addresses.
+    """
 
     implementation = "triton"
 

@@ -139,7 +139,7 @@ def four_planes(words, zero, KIND: tl.constexpr, FORM: tl.constexpr, ASM: tl.con
                 dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
             )  # fmt: skip
     elif FORM == "int4":
-        # The sum is one of 16-bit floats, as in the PTX code.
+        # The sum is computed in 16-bit floats, as in the PTX code.
         magic: tl.constexpr = 128.0 if tl.bfloat16 == KIND else 1024.0
         zero = zero.to(tl.float32) - magic
         p0 = (code_of(words, 0, 4).to(tl.float32) - zero).to(KIND)

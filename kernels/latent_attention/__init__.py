@@ -1,9 +1,9 @@
 """Latent attention (MLA): the KV cache has one row per token, which all heads share.
 
-A row serves both keys and values. It is the normed latent of `rank` elements, and a rotated key. In
-the absorbed form, queries are first multiplied by the matrix that would expand the latent to keys.
-Attention then reads the rows unchanged: every head attends to one key head of `rank + rope_dim`
-elements, whose first `rank` elements are also the values.
+A row serves both keys and values. It consists of the normed latent of `rank` elements and a rotated
+key. In the absorbed form, queries are first multiplied by the matrix that would expand the latent
+to keys. Attention then reads the rows unchanged: every head attends to one key head of `rank +
+rope_dim` elements, whose first `rank` elements are also the values.
 
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """

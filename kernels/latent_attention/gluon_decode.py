@@ -9,7 +9,7 @@ sequences. Most sequences therefore end in another program than they start in. T
 combined by a second kernel.
 
 Triton's own pipeline puts the operands of these products into registers, or compiles them wrongly
-(Triton 3.6); Gluon says where they are.
+(Triton 3.6); in Gluon, the kernel itself states where they are stored.
 
 Source: FlashMLA (DeepSeek) for one copy of keys and values, and for the even division.
 """
@@ -119,9 +119,10 @@ def latent_decode_kernel(
 ):
     """Attend from `BLOCK_H` heads of one query per sequence to this program's blocks of keys.
 
-    A sequence that lies wholly within the program is written to the output. A program has at most
-    two others: one that starts before its blocks, in the first row of its two in `partial_ptr`, and
-    one that ends after them, in the second.
+    The result of a sequence that lies wholly within the program's blocks is written to the output.
+    At most two further sequences lie partly within them, and their partial results are written to
+    the program's two rows of `partial_ptr`: the first row is for a sequence that starts before the
+    blocks, the second for one that ends after them.
     """
     WIDTH: gl.constexpr = RANK + ROPE
     kind: gl.constexpr = cache_ptr.dtype.element_ty

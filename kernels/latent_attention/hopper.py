@@ -29,12 +29,13 @@ class DecodeTile(NamedTuple):
 
 
 # The fastest on an H200, in order of their heads. Memory limits a step of up to 16 heads: while one
-# program of a multiprocessor computes, the other loads. With more heads, a program should have many
-# of them, because all read what it loads.
+# program of a multiprocessor computes, the other loads. With more heads, a program should compute
+# many of them, because they share the keys that it loads.
 TILES = (DecodeTile(16, 4, 1, 2), DecodeTile(32, 8, 2, 1), DecodeTile(64, 8, 2, 1))
 # Keys of a block: the rows of the scores.
 KEYS = 64
-# The fewest blocks for which another program is worth its part of the result.
+# The fewest blocks of a program. With fewer, combining one more partial result would take longer
+# than the program saves.
 MIN_BLOCKS = 2
 # Parts of a sequence that are combined at once.
 PARTS = 8
@@ -62,7 +63,7 @@ def fits(q: Tensor, rank: int) -> bool:
 
 
 def can_decode(q: Tensor, rank: int) -> bool:
-    """Return whether `decode` can compute a step: see `fits`; only on Hopper GPUs."""
+    """Return whether `decode` can compute a step: the GPU is a Hopper, and `fits` is true."""
     return _is_hopper(q.device) and fits(q, rank)
 
 

@@ -53,7 +53,7 @@ _FUSED: dict[Unary, int] = {"gelu": 1}
 
 
 class PanelLinear(PackedLinear):
-    """A weight in panels of output columns, in plain numbers; rows are padded to whole panels."""
+    """An unquantized weight in panels of output columns; rows are padded to whole panels."""
 
     implementation = "cpu"
 

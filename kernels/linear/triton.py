@@ -362,9 +362,9 @@ class TritonLinear(TorchLinear):
     ) -> int:
         """Return the `split_k` of a launch that also multiplies rows of adapters.
 
-        Returns 0 if there is no such launch, or if its programs would run in more turns than
-        those of the product alone. A program of a small product fills a multiprocessor, and such a
-        turn would take as long as the product.
+        Returns 0 if there is no such launch, or if its programs would need more waves (sets of
+        programs that run at once) than those of the product alone. A program of a small product
+        fills a multiprocessor, so one more wave would take as long as the product.
         """
         if not 1 < num_tokens <= MAX_TOKENS or not self._tiles or dtype != self.weight.dtype:
             return 0

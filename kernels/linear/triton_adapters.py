@@ -16,7 +16,8 @@ from torch import Tensor
 class AdapterRows(NamedTuple):
     """Rows of LoRA adapters that a launch multiplies in addition to the rows of the weight.
 
-    P is a number of places, at least the number of tokens.
+    P is the length of each list in `step`, at least the number of tokens. A place is an index in
+    these lists.
 
     Attributes:
         memory: `[num_slots, num_ranks, width]`, the dtype of the weight. The entry of a rank begins
@@ -24,9 +25,9 @@ class AdapterRows(NamedTuple):
         step: the adapters of the tokens, int32: `[place of the token P | index of its adapter, -1
             for none P | slots of the adapters P | their ranks in use P | number of adapters]`.
         most: most adapters that the tokens may have.
-        made: `[split_k, num_parts, P, ranks]` float32, the sums by the place of a token, which are
-            written. `ranks` is a multiple of 16, at least `num_ranks`. Ranks that are not in use
-            get zeros. Nothing is written for tokens without an adapter.
+        made: `[split_k, num_parts, P, ranks]` float32, written: the products of the token at each
+            place with the rows of its adapter. `ranks` is a multiple of 16, at least `num_ranks`.
+            Ranks that are not in use get zeros. Nothing is written for tokens without an adapter.
     """
 
     memory: Tensor
@@ -70,7 +71,7 @@ def store_shrunk(
     PLACES: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Store sums of adapters' rows, `[rows, tokens]`, for the tokens of each adapter."""
+    """Store the products `[rows, tokens]`: of each adapter's rows, those with its own tokens."""
     adapter, part, rank = row // (PARTS * RANKS), row // RANKS % PARTS, row % RANKS
     is_token = token < num_tokens
     place = tl.load(step_ptr + token, mask=is_token, other=0)

@@ -43,7 +43,8 @@ class Cut:
             gate and up for `block_n` features.
         num_warps: warps of a program.
         num_stages: blocks of columns in flight.
-        group: blocks of tokens that pass through the features together.
+        group: number of blocks of tokens that are computed for one block of features before the
+            next one.
     """
 
     block_m: int = 128

@@ -60,12 +60,12 @@ class FurtherRows(NamedTuple):
     Attributes:
         memory: `[num_places, num_ranks, width]`, the dtype of the weight. The entry of a rank
             begins with one row of `in_features` numbers for each part of the product.
-        place: one int32, the adapter's place in `memory`; a negative number is read as 0.
+        place: one int32, the adapter's index in `memory`; a negative number is read as 0.
         rank: one int32, number of ranks in use.
         num_parts: number of rows of each rank.
-        made: `[num_parts, ranks]` float32, the sums, which are written. `ranks` is a multiple of 4,
-            at least `num_ranks`. Sums of ranks that are not in use are also written and have no
-            meaning.
+        made: `[num_parts, ranks]` float32, written: the products of the token and the adapter's
+            rows. `ranks` is a multiple of 4, at least `num_ranks`. Sums of ranks that are not in
+            use are also written and have no meaning.
     """
 
     memory: Tensor

@@ -1,4 +1,4 @@
-"""LoRA adapters in the C++ library: tokens are grouped by adapter, in two passes of all threads."""
+"""LoRA adapters in the C++ library: all threads make two passes over tokens grouped by adapter."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """LoRA adapters in plain torch: each slot multiplies all tokens.
 
-Tokens of other slots get zeros added.
+A slot adds zeros to the tokens of other slots.
 
 No operation depends on the content of tensors, so a CUDA graph may record the operations.
 """

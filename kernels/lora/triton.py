@@ -279,7 +279,7 @@ class TritonBank(LoraBank):
     def _both(
         self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
     ) -> tuple[Tensor, Tensor, bool]:
-        """Return the base product, contiguous, the shrunk tokens of `_shrink`, and `AHEAD`."""
+        """Return the base product, contiguous; the result of `_shrink`; and `_expand`'s `ahead`."""
         order = cut.order
         if order == "within":
             both = self._within(base, x, tokens) if isinstance(base, TritonLinear) else None

@@ -50,7 +50,7 @@ class Mamba2Kernels(Protocol):
         places: StatePlaces,
         shape: Mamba2Shape,
     ) -> Tensor:
-        """See `kernels.mamba2.mamba2`."""
+        """Update and read each head's matrix; see `kernels.mamba2.mamba2`."""
 
 
 MAMBA2: Table[Mamba2Kernels] = Table(

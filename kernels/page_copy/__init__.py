@@ -23,7 +23,7 @@ class PageCopyKernels(Protocol):
         *,
         to_host: bool,
     ) -> None:
-        """See `kernels.page_copy.copy_pages`."""
+        """Copy pages to or from host memory; see `kernels.page_copy.copy_pages`."""
 
 
 PAGE_COPY: Table[PageCopyKernels] = Table(

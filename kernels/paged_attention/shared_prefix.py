@@ -1,4 +1,4 @@
-"""The groups of decode rows with the same first keys, in the layout of the kernel that shares them.
+"""Groups of decoding sequences with a common prefix, in the layout that the kernel reads.
 
 The groups change when a request starts or ends. The host computes them then and sends them to the
 device; CUDA graphs read them from fixed addresses.
@@ -48,8 +48,9 @@ class SharedPrefixes:
             process.
         parts: `[max_seqs]` int32, number of chunks into which these keys are split.
         members: `[max_seqs]` int32, the members of all groups, one group after the other.
-        items: `[max_items, 8]` int32. An item has: a member of the group, first key, end of keys,
-            first entry of `members`, number of entries, and number of the chunk.
+        items: `[max_items, 8]` int32. An item is the work of one program: a member of the group,
+            first key, end of keys, first entry of `members`, number of entries, and number of the
+            chunk.
         num_items: `[8]` int32; the first entry is the number of items.
         first_slots: `[max_seqs]` int32, the slot of each sequence's first chunk result; results of
             shared chunks come first.

@@ -75,8 +75,8 @@ def run_attention(
             sequences (padding after `qo_indptr[-1]`) are unchanged.
         key_ends: number of keys that each query attends to; see
             `kernels.paged_attention.paged_attention`.
-        softcap: cap of the scores; see there.
-        sinks: one more score of each head; see there.
+        softcap: cap of the scaled scores; 0 for none.
+        sinks: an additional score of each head in the softmax; `None` for none.
         tiles: the tiles of decode and extend, for tuning; `None` for the measured choice.
     """
     workspace = plan.workspace

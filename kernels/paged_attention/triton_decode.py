@@ -136,8 +136,7 @@ def decode_kernel(
         slot = tl.load(item_ptr + 6)
         own_parts = tl.load(item_ptr + 7)
 
-    # Of 8-bit keys and values, a number of 16 bits holds two: see `halves`. A product needs 16
-    # columns.
+    # A 16-bit number holds two 8-bit keys or values; see `halves`. A product needs 16 columns.
     IS_8_BIT: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth == 8
     PACKED: tl.constexpr = 2 if IS_8_BIT and BLOCK_D >= 32 else 1
     WIDTH: tl.constexpr = BLOCK_D // PACKED

@@ -1,4 +1,4 @@
-"""Paged extend attention: many queries per sequence, over its cached prefix and one another.
+"""Paged extend attention: a sequence's many queries attend to its prefix and to one another.
 
 The heads that share a key head are packed into the rows of one block (row = token * group + head).
 A key is therefore read once for all of them, and short chunks still fill the rows of the tensor

@@ -47,7 +47,7 @@ def halves(pair, cache_ptr, q):
     """
     kept: tl.constexpr = cache_ptr.dtype.element_ty
     if kept == tl.float8e5:
-        # The upper byte of a float16.
+        # An E5M2 number is the upper byte of a float16.
         even = (pair << 8).to(tl.float16, bitcast=True).to(q.dtype)
         odd = (pair >> 8 << 8).to(tl.float16, bitcast=True).to(q.dtype)
     elif _HAS_ASM and q.dtype == tl.float16:

@@ -13,7 +13,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def soft_capped(scores, cap_log2):
-    """Return `cap * tanh(scores / cap)`, all three times `log2(e)`."""
+    """Return `cap * tanh(scores / cap)`; `cap`, scores and result are multiplied by `log2(e)`."""
     # tanh(x) = 1 - 2 / (e^2x + 1); an infinite power gives the cap itself.
     power = tl.exp2(scores * (2.0 * LOG2E / cap_log2))
     return cap_log2 - 2.0 * cap_log2 / (power + 1.0)

@@ -145,7 +145,7 @@ class QuantizedLinear(PackedLinear):
         return self.rows(torch.arange(self.out_features))
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:  # noqa: ARG002
-        """Refuse floats: only stored blocks can replace stored blocks.
+        """Raise an error: only stored matrices can replace stored matrices.
 
         Raises:
             ValueError: always; see `repack_stored`.

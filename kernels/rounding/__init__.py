@@ -1,8 +1,8 @@
 """Rounds activations to 8-bit codes, floats (E4M3) or integers, for products of such codes.
 
 The kernel of a norm or of a gated activation may round its own result, which saves a pass over the
-result. `kernels.linear.PackedLinear.rounding` of the product says how. It is `None` for products on
-a CPU, which round their input themselves.
+result. The attribute `rounding` of the product that follows (`kernels.linear.PackedLinear`) says
+how. It is `None` for products on a CPU, which round their input themselves.
 """
 
 from dataclasses import dataclass

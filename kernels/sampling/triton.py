@@ -89,7 +89,7 @@ def _describe(
     min_p: Tensor | None,
     ranks: Tensor | None,
 ) -> _Stats:
-    """Compute statistics of the rows; `top_k`, `top_p`, `min_p` are `None` if no row is ranked.
+    """Compute statistics of the rows; `top_k`, `top_p`, `min_p` are `None` if no row uses them.
 
     Args:
         logits: `[batch, vocab_size]` float32.
@@ -170,11 +170,11 @@ def _cut(
     min_p: Tensor,
     stats: _Stats,
 ) -> tuple[Tensor, Tensor]:
-    """Return where the rank filters cut each row.
+    """Return the limit that top-k and top-p set in each row; see `triton_rows` for keys and cuts.
 
     Returns:
-        `[batch]` int32, the keys at the cuts, and `[batch]` int64, how many tokens with exactly
-        this key stay.
+        `[batch]` int32, the sort key at each row's cut, and `[batch]` int64, how many tokens with
+        exactly this key are kept.
     """
     batch, vocab_size = logits.shape
     candidates = torch.empty(batch, CANDIDATES, dtype=torch.int32, device=logits.device)

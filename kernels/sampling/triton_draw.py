@@ -185,7 +185,7 @@ def place_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Store one block's survivors, each as one int64 of its key and its descending id."""
+    """Store one block's kept tokens, each as one int64 of its sort key and its descending id."""
     row = tl.program_id(0)
     mine = tl.program_id(1)
     block = tl.arange(0, BLOCKS)
@@ -219,7 +219,7 @@ def rank_kernel(
     top_k,
     WIDTH: tl.constexpr,
 ):
-    """Sort one row's survivors, and write their log-probabilities and ids."""
+    """Sort one row's kept tokens, and write their log-probabilities and ids."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, WIDTH)
     entry = tl.load(ranked_ptr + row * top_k + slot, mask=slot < top_k, other=-9223372036854775808)

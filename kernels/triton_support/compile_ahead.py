@@ -141,7 +141,7 @@ def compiling_ahead() -> Iterator[Requests | None]:
         knobs.compilation.listener = note
         stack.callback(setattr, knobs.compilation, "listener", listener)
         stack.callback(_forget_failed, asked, FutureKernel)
-        # Its end awaits the kernels, so it comes after the launches are as usual again.
+        # It waits for the kernels when it exits. By then, launches must work as usual again.
         stack.enter_context(AsyncCompileMode(requests))
         JITFunction.run = request
         stack.callback(setattr, JITFunction, "run", launch)

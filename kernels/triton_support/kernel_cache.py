@@ -25,8 +25,8 @@ def use_writable_cache() -> Path | None:
     """Let Triton compile into a copy of its cache folder if the folder is not writable.
 
     Triton compiles kernels that are not in its folder, and fails if it cannot write them to it. If
-    the folder does not exist, it is created, as by Triton. If that fails, an empty folder is used
-    instead.
+    the folder does not exist, it is created, as Triton would do. If that fails, an empty folder is
+    used instead.
 
     Returns:
         The copy; `None` if the folder is writable.

@@ -44,7 +44,7 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
 
 def lets_next_in(num_tokens: int) -> bool:
-    """Return the parameter `EARLY` of a kernel that precedes a product of `num_tokens` tokens."""
+    """Return whether a kernel before a product of `num_tokens` tokens calls `start_next`."""
     return num_tokens == 1
 
 

@@ -75,7 +75,10 @@ def sum_parts(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Return the sum of the parts of block `place`, and free the block; for the last program."""
+    """Return the sum of the parts of block `place`, and free the block.
+
+    Only the program that wrote the last part calls this.
+    """
     inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
     tl.store(arrived_ptr + place, 0)

@@ -1,7 +1,8 @@
 """Files as the third tier of the prefix cache: threads copy pages between host memory and files.
 
-The scheduler never waits for a disk. It only says which host page is to be written or filled, and
-later asks which pages are done. Until then the host page is busy, and nothing else may write to it.
+The scheduler never waits for a disk. It only says which page of host memory (host page) is to be
+written or filled, and later asks which pages are done. Until then the host page is busy: nothing
+else may write to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 _NUM_READERS = 4
 # The most host pages that wait for a disk at a time. They cannot be evicted meanwhile.
 _MOST_WRITES = 64
-# A request goes on without pages that were not read in this time, seconds.
+# After this many seconds, a request continues without the pages that were not read yet.
 _MOST_WAIT_S = 5.0
 
 
@@ -33,13 +34,13 @@ class _Job(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A page that was written or read, or that could not be.
+    """The result of writing or reading a page.
 
     Attributes:
         key: key of the page.
         host_page: its host page, which is no longer busy.
         is_read: whether the host page was filled.
-        succeeded: whether the file, or the content of the host page, is right.
+        succeeded: whether the file was written, or the host page filled, completely.
     """
 
     key: bytes
@@ -133,7 +134,7 @@ class FileTier:
         self._reads.put(_Job(key, host_page, is_read=True))
 
     def finished(self) -> Iterator[Moved]:
-        """Yield what is finished since the last call."""
+        """Yield the writes and reads that finished since the last call."""
         while True:
             try:
                 moved = self._results.get_nowait()

@@ -29,7 +29,7 @@ class HostStates:
         self._states = states
 
     def last_place(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
-        """Return the last position whose states are in host memory, and its missing pages as well.
+        """Return the last position whose states, and pages not on the device, are in host memory.
 
         Args:
             tokens: the prefix cache's keys of the tokens that may come from the cache.
@@ -37,7 +37,7 @@ class HostStates:
             num_pages: number of its first pages that are on the device.
 
         Returns:
-            Number of pages before the place; 0 for none.
+            Number of pages before this position; 0 for none.
         """
         keys = list(self._pages.keys(tokens, root_key(namespace)))
         rest = self._pages.find(keys[num_pages:])

@@ -143,11 +143,12 @@ class HostTier:
         """Return a free host page, after dropping the least recently used page if necessary.
 
         Args:
-            done: the host page is one whose copies are done up to this ticket.
-            kept: keys of pages that make no room.
+            done: copies with tickets up to this one are done. Only a host page without later copies
+                is returned.
+            kept: keys of pages that are not dropped.
 
         Returns:
-            The host page; 0 if there is none, because files are written from the others.
+            The host page; 0 if there is none, because all others are being written to files.
         """
         if self.pool.num_free:
             pages = self.pool.take(1)
@@ -237,11 +238,13 @@ class HostTier:
         """Copy pages back to the device.
 
         Args:
-            block_table: begins with its shared pages, behind which it has pages of its own.
-            keys: keys of the first of these.
+            block_table: has the pages that the request shares with the prefix tree, and after them
+                its own, which are filled.
+            keys: keys of the first of the request's own pages.
 
         Returns:
-            Number of pages that come back. It is lower if other pages just took the place of some.
+            Number of pages that come back: fewer than `keys` if some have just been dropped from
+            host memory.
         """
         found: list[int] = []
         for key in keys:
@@ -299,7 +302,7 @@ class HostTier:
         block_table.load_ticket = 0
 
     def take_copies(self) -> HostCopies | None:
-        """Return `StepPlan.host`."""
+        """Return the copies for the next plan (`StepPlan.host`), or `None` if there are none."""
         if not self._copies and not self._needed:
             return None
         self._ticket += bool(self._copies)

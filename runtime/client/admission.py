@@ -52,7 +52,7 @@ class EngineLimits:
     def longest_kept(self) -> int | None:
         """The length to which an overlong text is cut, keeping its closing token.
 
-        `None` if not kept.
+        `None` if the closing token is not kept.
 
         An embedding model may compute a text's vector from its closing token, so the token must
         stay. A text for generation has no closing token.

@@ -457,7 +457,8 @@ class EngineClient:
             rank: number of the replica, which is not ready now.
             why: a sentence for the clients of requests that fail.
             keeps_weights: whether the new process will have the weights that are loaded now.
-            counts: whether a request may have caused this end.
+            counts: whether this end counts towards `max_resumes`, because a request may have caused
+                it.
         """
         self.outgoing.interrupt(self.links[rank], why, may_resume=keeps_weights, counts=counts)
         self.calls.fail(rank, why)

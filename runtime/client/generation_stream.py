@@ -205,7 +205,8 @@ class GenerationStream:
     Attributes:
         turn: the request's place in a session; tokens that are read here are added to it.
         recording: the record of the request's costs; `None` if the request is not recorded.
-        journal: what another server would need to go on; `None` if there is no other.
+        journal: records what another server would need to continue the answer; `None` if there is
+            no other server.
     """
 
     turn: Turn | None = None

@@ -219,7 +219,8 @@ class Outgoing:
             link: the replica, which takes no requests now.
             why: a sentence for the clients of requests that end.
             may_resume: whether a new process would continue the outputs as the old one would have.
-            counts: whether a request may have caused this end.
+            counts: whether this end counts towards `max_resumes`, because a request may have caused
+                it.
         """
         unsent = self._compiling | self._repeating | self.gate.held()
         mine = [each for each in self.streams.values() if each.link is link and each.is_open]

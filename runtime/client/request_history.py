@@ -13,7 +13,7 @@ from runtime.ipc.time_messages import WorkerTimes
 from runtime.requests.arrival import ARRIVAL, Arrival
 
 MAX_KEPT = 10_000
-# Number of tokens that are kept on either side of the position where a prompt leaves the cache.
+# Number of tokens that are kept before and after the first token of a prompt that is not cached.
 SHOWN_TOKENS = 16
 _ID_BYTES = 4
 # Number of ended requests whose prompts are kept because the worker has not reported its times yet.
@@ -41,8 +41,8 @@ class RequestTrace:
         first_at, finished_at: when the first and the last text arrived here.
         outcome: how the request ended; empty while it runs.
         worker: times in the last worker process; `None` until it has reported them.
-        break_ids: int32 bytes, tokens around the position where the prompt left the cache.
-        num_before: how many of those tokens are before that position.
+        break_ids: int32 bytes, tokens around the first token of the prompt that was not cached.
+        num_before: how many of those tokens come before it.
         system: key of the request's system message in `RequestHistory`; 0 for none.
         system_text: text of the system message, kept until the worker has reported its times.
     """
@@ -113,7 +113,7 @@ class RequestTrace:
         self.finished_at = self.finished_at or time.monotonic()
 
     def tell(self, times: WorkerTimes) -> None:
-        """Store the times that the worker reports, and the tokens around the cache break."""
+        """Store the times that the worker reports, and the tokens around the first uncached one."""
         self.worker = times
         if times.prefix is not None:
             first = max(times.prefix.index - SHOWN_TOKENS, 0)
@@ -172,7 +172,7 @@ class RequestHistory:
                 trace.forget_prompt()
 
     def _keep_system(self, trace: RequestTrace) -> None:
-        """Keep a request's system message if the prompt may first leave the cache inside it."""
+        """Keep a request's system message if the first uncached token may lie inside it."""
         worker, text = trace.worker, trace.system_text
         if worker is None or worker.prefix is None or not text:
             return

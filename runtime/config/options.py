@@ -123,8 +123,8 @@ class HttpArgs:
     )
     allow_open_admin: bool = option(
         False,
-        "Start without a key on an address that other machines reach; they may then change the "
-        "server.",
+        "Start without a key on an address that other machines reach. These machines may then change "
+        "the server.",
     )
     max_connections: int | None = option(
         None, "Most open connections; when absent, what the limit on open files allows."
@@ -141,7 +141,7 @@ class HttpArgs:
         "HEADRACE_SSL_KEYFILE_PASSWORD_FILE (see --api-key).",
     )
     ssl_ca_certs: str | None = option(
-        None, "Certificates that complete the chain of --ssl-certfile; clients need none."
+        None, "Certificates that complete the chain of --ssl-certfile; clients send none."
     )
     chat_template: str | None = option(
         None,
@@ -164,7 +164,9 @@ class HttpArgs:
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
     sampling_defaults: str = option(
-        "model", "Where sampling defaults of chats come from.", choices=("model", "openai")
+        "model",
+        "Sampling defaults of chats: the model's generation_config.json, or OpenAI's.",
+        choices=("model", "openai"),
     )
     preferred_sampling_params: str | None = option(
         None, "JSON object of sampling parameters for requests that omit them."
@@ -265,7 +267,7 @@ class LoggingArgs:
     log_level_http: str | None = option(
         None, "Log level of HTTP requests; that of other logs when absent.", choices=_LOG_LEVELS
     )
-    log_requests: bool = option(False, "One line per finished request.")
+    log_requests: bool = option(False, "Log one line per finished request.")
     log_requests_level: int = option(
         0,
         "Content of the line of --log-requests: 0 numbers; 1 also sampling parameters; 2 also the "

@@ -1,4 +1,4 @@
-"""Runs Python work that grows with a request: short work on the event loop, other on a thread.
+"""Runs Python work that grows with a request: short work on the event loop, long on a thread.
 
 A thread shares the GIL (Python's global lock) with the loop. But the loop gets the GIL back after a
 switch interval, so it waits only that long, and not for the whole work.

@@ -1,4 +1,4 @@
-"""Divides long work that must stay on the event loop into slices, one for each turn of the loop.
+"""Divides long work on the event loop into slices, one for each iteration of the loop.
 
 However many requests have such work, the loop runs at most one slice before it polls its sockets
 again.
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Self
 from weakref import WeakKeyDictionary
 
-# Seconds until a slice ends: a tenth of the time that a probe may wait.
+# Seconds until a slice ends: a tenth of the time that a health probe may wait.
 SLICE_S = 0.002
 # Bytes after which a slice ends earlier; a socket accepts about as many at once.
 SLICE_BYTES = 256 * 1024

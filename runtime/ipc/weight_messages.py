@@ -258,10 +258,11 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         start: position of this part in `shard_dim`.
         whole_len: length of the whole weight in `shard_dim`, within the requested rows.
         data: float32 bytes.
-        num_blocks: number of blocks, see `WeightShard`. If there are several, all rows are
-            included.
-        spans: see `WeightShard`. If there are any, all rows are included.
-        num_parts: see `WeightShard`.
+        num_blocks: number of projections of equal size that are stacked along `shard_dim`; the rank
+            has a part of each. If there are several, all rows are included.
+        spans: rows of each span, if the rank has a part of several spans of rows. If there are any,
+            all rows are included.
+        num_parts: number of equal parts of each span; see `WeightShard.num_parts`.
     """
 
     shape: list[int]

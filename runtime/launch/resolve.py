@@ -53,7 +53,7 @@ MAX_PORT = 65535
 MAX_REPLICAS = 64
 # The seed if none is given, as in the reference server.
 DETERMINISTIC_SEED = 42
-# The head sizes that both its FlashAttention-2 and its FlashAttention-3 kernels support.
+# The head sizes that FlashInfer's FlashAttention-2 and FlashAttention-3 kernels both support.
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
 # Braces are not allowed, because the web framework would read them as a path parameter.
 _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")

@@ -14,7 +14,7 @@ from runtime.errors import StartupError
 
 
 def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
-    """Return `WorkerConfig.host_pool_ratio`.
+    """Return the number of pages in host memory for each page of the KV pool; 0 for none.
 
     Raises:
         StartupError: the ratio is out of bounds, or the model or another option does not support
@@ -43,7 +43,7 @@ def host_pool_ratio(config: ServerConfig, model: ModelSpec) -> float:
 
 
 def page_files(config: ServerConfig, model: ModelSpec) -> PageFilesConfig | None:
-    """Return `WorkerConfig.page_files`.
+    """Return the settings of the files with cached pages; `None` if there are no such files.
 
     Raises:
         StartupError: the options do not go together, or one is wrong; the message is one line.

@@ -1,1 +1,1 @@
-"""Images of prompts: fetched, decoded and scaled in a process of their own. No torch."""
+"""Images of prompts: the front process fetches them, another process decodes and scales them."""

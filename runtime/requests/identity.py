@@ -27,7 +27,8 @@ class Identity:
         return hashlib.blake2b(number, key=self._key, digest_size=32).digest()
 
 
-# Set for a request whose answer another server may have to repeat; else the kernel gives the names.
+# Set for a request whose answer another server may have to repeat; otherwise names are made of the
+# operating system's random bytes.
 IDENTITY: ContextVar[Identity | None] = ContextVar("identity", default=None)
 
 

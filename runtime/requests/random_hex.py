@@ -1,8 +1,8 @@
-"""Makes random names that cannot be guessed, from random bytes of the kernel.
+"""Makes random names that cannot be guessed, from random bytes of the operating system.
 
-Many bytes are drawn at a time, because each call of the kernel releases the GIL. Getting the GIL
-back takes milliseconds while other threads compute in Python, and the event loop needs several
-names for each request.
+Many bytes are drawn at a time, because each system call releases the GIL. Getting the GIL back
+takes milliseconds while other threads compute in Python, and the event loop needs several names for
+each request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _drawn: deque[bytes] = deque()
 
 
 def random_bytes(num_bytes: int) -> bytes:
-    """Return up to `MAX_BYTES` bytes of the kernel's randomness, or of the request's `IDENTITY`."""
+    """Return up to `MAX_BYTES` random bytes, from the system or from the request's `IDENTITY`."""
     assert num_bytes <= MAX_BYTES, num_bytes
     identity = IDENTITY.get()
     if identity is not None:

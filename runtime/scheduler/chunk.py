@@ -68,7 +68,7 @@ def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, Prompt
 def advance_windows(
     windows: WindowPages | None, table: RequestTable, decode_rows: Int64Array, chunks: list[Chunk]
 ) -> WindowUpdate | None:
-    """Assign window pages to the tokens of a step; return `StepPlan.windows`."""
+    """Assign window pages to the tokens of a step; return the changes, for `StepPlan.windows`."""
     if windows is None:
         return None
     windows.leave_chunks()

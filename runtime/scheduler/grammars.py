@@ -413,7 +413,7 @@ class Grammars:
         lengths: Int64Array,
         failed: dict[int, FinishReason],
     ) -> Int32Array:
-        """Return the masks like `_made`, for rows of which some track thoughts."""
+        """Return the masks as `_made` does, for rows some of which track thoughts."""
         words = np.zeros((len(rows), self._num_words), dtype=np.int32)
         thoughts = [_state(table, row).thinking for row in rows.tolist()]
         answers = np.array([each is None or each.may_answer for each in thoughts])

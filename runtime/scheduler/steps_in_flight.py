@@ -45,8 +45,8 @@ class StepsInFlight:
             num_retractions: how often requests were retracted so far. The tokens of a retracted
                 request must be known before it is admitted again. So a step may stay in flight only
                 if it was planned after the last retraction.
-            is_launched: whether a step was launched in this turn. If not, one more result is read,
-                because it may let further requests be planned.
+            is_launched: whether a step was launched in this iteration of the loop. If not, one more
+                result is read, because it may let further requests be planned.
         """
         has_retracted = num_retractions > self._num_retractions
         self._num_retractions = num_retractions

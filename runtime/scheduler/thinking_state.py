@@ -42,7 +42,7 @@ class Thinking:
 
     @property
     def next_ids(self) -> list[int]:
-        """The tokens one of which must come next; empty if any token may come next."""
+        """Token ids, one of which must come next; empty if any token may come."""
         if self._forced:
             return self._forced[:1]
         if not self._has_grammar:

@@ -155,7 +155,7 @@ class SelectMeta(TypedDict):
 
 
 class Choices(TypedDict):
-    """The answer of `/v1/select`: the choices in the order of the request, and figures of all."""
+    """The answer of `/v1/select`: choices in the order of the request, and figures for all."""
 
     id: str
     choices: list[Choice]

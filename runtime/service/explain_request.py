@@ -1,4 +1,4 @@
-"""Explains how a request spent its time, what it waited for, and where it left the prefix cache.
+"""Explains how a request spent its time, what it waited for, and where its cached prefix ended.
 
 All times are measured: `RequestTrace` holds those of the front process, `WorkerTimes` those of the
 worker process.
@@ -113,7 +113,7 @@ class PromptChunk(TypedDict):
 
 
 class LeftCache(TypedDict):
-    """The position where the prompt left the prefix cache.
+    """The position of the prompt's first token that was not in the prefix cache.
 
     `kind` is `differs` if cached prompts continue with another token at this position. It is `new`
     if cached prompts end here, or if their pages from here on were evicted. `before` and `after`
@@ -187,12 +187,12 @@ def _is_told(trace: RequestTrace) -> bool:
 
 @dataclass(frozen=True)
 class _Left:
-    """Where a prompt left the cache.
+    """Where the cached prefix of a prompt ended.
 
     Attributes:
         told: the position, as the client sees it.
-        is_cold: no cached prompt begins like this one.
-        is_late: computation began before that position, at a snapshot of recurrent states.
+        is_cold: whether no cached prompt begins like this one.
+        is_late: whether computation began before that position, at a snapshot of recurrent states.
     """
 
     told: LeftCache
@@ -346,7 +346,7 @@ class _Reading:
         return _Left(told, is_cold, is_late)
 
     def _is_in_system(self, before: list[int], after: list[int]) -> bool:
-        """Whether the text on both sides of the cache break belongs to the system message."""
+        """Whether the text around the first uncached token belongs to the system message."""
         system = self._history.system_of(self._trace)
         if not system or not before or not after:
             return False

@@ -241,7 +241,7 @@ def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
 
 
 async def _merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    """Yield what `Generation.chunks` describes."""
+    """Yield the chunks of all streams as they arrive; see `Generation.chunks`."""
     try:
         if len(streams) == 1:
             async for chunk in streams[0]:
@@ -374,7 +374,6 @@ class Output:
             "cached_tokens": chunk.cached_tokens,
             "reasoning_tokens": 0,
             "weight_version": chunk.weight_version,
-            # Retractions are counted for the whole server, not for each request.
             "total_retractions": chunk.num_retractions,
         }
         if self._num_image_tokens:

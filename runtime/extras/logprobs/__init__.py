@@ -1,1 +1,1 @@
-"""Extra output: log-probabilities of prompt and output tokens, and of other tokens at each."""
+"""Extra output: log-probabilities of the actual tokens, and of other tokens at their positions."""

@@ -24,7 +24,7 @@ TokenIds = list[int | list[int] | None] | None
 
 
 class LogprobFields(Protocol):
-    """The fields of `/generate` about log-probabilities; all others need `return_logprob`."""
+    """The fields of `/generate` about log-probabilities; `return_logprob` turns the others on."""
 
     return_logprob: Switch
     logprob_start_len: Number

@@ -17,13 +17,13 @@ _PARTS = struct.Struct("<II")
 def of_pair(first_tokens: int) -> ExtraSpec:
     """Return the spec for the scores of a pair whose first text has `first_tokens` tokens.
 
-    0 if the model does not need this length.
+    `first_tokens` is 0 if the model does not need this length.
     """
     return _with_parts(first_tokens, 0)
 
 
 def behind_prompt(prompt_tokens: int) -> ExtraSpec:
-    """Return the spec for the vector of a text, without the first `prompt_tokens` tokens."""
+    """Return the spec for a text's vector that excludes the text's first `prompt_tokens` tokens."""
     return _with_parts(0, prompt_tokens)
 
 
