@@ -19,6 +19,7 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import stat
 import struct
 import threading
@@ -67,6 +68,10 @@ class PageFiles:
         self._identity = identity
         self._own = identity.hex()[:32]
         self._lock = threading.Lock()
+        # Unfinished files are `<random>-<number>.unfinished`. A process id would not tell servers
+        # apart: in containers that share the folder it is often 1, and a process may have two
+        # instances.
+        self._unfinished = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._logged_at: dict[str, float] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +122,8 @@ class PageFiles:
         if not self._make_room(size):
             return False
         header = _HEADER.pack(_MAGIC, self._identity, key, len(page), _hash(page))
-        unfinished = self._folder / self._own / f"{os.getpid()}-{next(self._numbers)}.unfinished"
+        number = next(self._numbers)
+        unfinished = self._folder / self._own / f"{self._unfinished}-{number}.unfinished"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with open(os.open(unfinished, flags, 0o600), "wb", buffering=0) as file:

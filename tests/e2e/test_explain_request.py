@@ -32,6 +32,8 @@ POOL_TOKENS = 256
 STEP_S = 0.02
 # How long at least a disk stalls.
 STALL_S = 0.2
+# Tokens of the answer that prompts delay, and how many of them come before the first such prompt.
+NUM_BESIDE, NUM_ALONE = 400, 50
 OF_CLIENTS = ("slow reader", "slow sender")
 RULES = "You are the guide of a museum. Answer in one short sentence, and name the hall. " * 12
 
@@ -172,23 +174,36 @@ def test_a_grammar(seeing: Asked) -> None:
 
 
 def test_a_long_neighbor(seeing: Asked, clients: ThreadPoolExecutor) -> None:
+    is_running = True
+
     def send_neighbors(client: int) -> None:
         number = 0
-        while not running.done():
+        while is_running:
             seeing.generate(f"neighbor-{client}-{number}", seeing.ids(1500), 1)
             number += 1
 
-    with slowed(seeing.server, STEP_S):
-        running = clients.submit(seeing.generate, "beside", seeing.ids(20), 150)
-        until(seeing.is_decoding)
-        # Several, so that the next prompt waits already when one is computed.
-        for each in [clients.submit(send_neighbors, client) for client in range(3)]:
+    # A short sleep, because the time that prompts add is compared with all of the step's time.
+    with slowed(seeing.server, STEP_S / 4):
+        sampling = {"max_new_tokens": NUM_BESIDE, "ignore_eos": True, "temperature": 0}
+        body = {"rid": "beside", "input_ids": seeing.ids(20), "sampling_params": sampling}
+        with seeing.server.client.stream("POST", "/generate", json={**body, "stream": True}) as own:
+            tokens = (line for line in own.iter_lines() if line.startswith("data: {"))
+            # How long a step takes without neighbors: the mean of few would be that of a stall.
+            for _ in range(NUM_ALONE):
+                next(tokens)
+            # Several, so that the next prompt waits already when one is computed.
+            sending = [clients.submit(send_neighbors, client) for client in range(3)]
+            try:
+                for _ in tokens:
+                    pass
+            finally:
+                is_running = False
+        for each in sending:
             each.result()
-    running.result()
     found = seeing.explain("beside")
     (text,) = [each["text"] for each in found["causes"] if each["name"] == "long neighbor"]
     assert "most of them of request neighbor-" in text
-    assert 0 < found["steps_with_prompts"] <= found["steps"] == 149
+    assert 0 < found["steps_with_prompts"] < found["steps"] == NUM_BESIDE - 1
 
 
 def test_a_slow_reader(seeing: Asked) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,15 +154,32 @@ def test_what_a_crash_left_is_removed_but_not_what_others_write(tmp_path: Path) 
 
 def test_two_servers_write_the_same_pages(tmp_path: Path) -> None:
     servers = [PageFiles(tmp_path, MINE, 10**6) for _ in range(2)]
+    at_once = threading.Barrier(len(servers))
 
-    def write_all(files: PageFiles) -> None:
+    def write_all(files: PageFiles) -> list[int]:
+        """Return the pages that were not written."""
+        failed = []
         for number in range(60):
-            assert files.write(key(number), page(number))
+            at_once.wait(60)
+            if not files.write(key(number), page(number)):
+                failed.append(number)
+        return failed
 
-    threads = [threading.Thread(target=write_all, args=(each,)) for each in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(servers)) as threads:
+        assert list(threads.map(write_all, servers)) == [[], []]
     for files in servers:
         assert all(read(files, number) == bytes(page(number)) for number in range(60))
+    assert not list(tmp_path.glob("*/*.unfinished"))
+
+
+def test_another_server_with_this_process_id_is_writing(tmp_path: Path) -> None:
+    """As in two containers with one volume, in which each server is process 1."""
+    folder = tmp_path / MINE.hex()[:32]
+    folder.mkdir()
+    others = [folder / f"{os.getpid()}-{number}.unfinished" for number in range(3)]
+    for each in others:
+        each.write_bytes(b"begun")
+    files = PageFiles(tmp_path, MINE, 10**6)
+    for number in range(3):
+        assert files.write(key(number), page(number))
+    assert all(each.read_bytes() == b"begun" for each in others)
