@@ -117,5 +117,5 @@ class LatentAttentionSpec(AttentionSpec):
         return LatentState(1, self.head_dim, is_whole=True)
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """Return the numbers that cannot be split among ranks: query heads, but not latents."""
+        """Return what the ranks cannot share evenly: query heads, if any; latents are not split."""
         return [f"{self.num_heads} attention heads"] if self.num_heads % tp_size else []

@@ -101,7 +101,7 @@ def _dtype(config: Keys) -> str:
 
 
 def _generation_defaults(generation: Keys) -> dict[str, float | int]:
-    """Return the sampling parameters that the model recommends, by native names."""
+    """Return the sampling parameters that the model recommends, named as in `sampling_params`."""
     if not generation.flag("do_sample", True):
         return {}
     ranges = {

@@ -38,8 +38,8 @@ def find_demo(name: str) -> tuple[str, Path]:
     """Find a demo model by its name, one of `DEMO_NAMES`.
 
     Returns:
-        The name of the model that is served, which for `demo` is another name, and its folder or
-        file.
+        The name of the model that is served, and its folder or file. For `demo`, the name is that
+        of the model for which `demo` stands.
 
     Raises:
         StartupError: the model is not installed.

@@ -65,7 +65,10 @@ def entries(file: Reader, num_bytes: int) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """A window on the text that moves forward; it has the next entry, unless that is too long."""
+    """A buffer that moves along the JSON text.
+
+    It has the whole next entry, unless the entry is too long.
+    """
 
     def __init__(self, file: Reader, num_bytes: int) -> None:
         self._file = file
@@ -83,7 +86,7 @@ class _Text:
         self._at = 0
 
     def next(self) -> str:
-        """Return the next character that is not blank, without passing it; empty at the end."""
+        """Return the next character that is not blank, without consuming it; empty at the end."""
         while True:
             self._fill()
             found = _SPACES.match(self._window, self._at)
@@ -92,14 +95,14 @@ class _Text:
                 return self._window[self._at : self._at + 1]
 
     def take(self, wanted: str) -> None:
-        """Pass the character `wanted`, which must come next."""
+        """Consume the character `wanted`, which must come next."""
         found = self.next()
         if found != wanted:
             raise ValueError(f"{found!r} in place of {wanted!r}")
         self._at += 1
 
     def value(self) -> Any:
-        """Return the value that comes next, and pass it."""
+        """Consume the JSON value that comes next, and return it."""
         self.next()
         # The window is limited, so a value that is too long fails quickly.
         value, end = _decoder.raw_decode(self._window, self._at)
@@ -155,7 +158,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).is_file():
         return _indexed_files(folder)
-    # `consolidated` files have the same weights under other names, and adapters are no models.
+    # `consolidated` files have the same weights under other names, and adapters are not models.
     others = sorted(
         path
         for path in folder.glob("*.safetensors")

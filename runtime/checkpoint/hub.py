@@ -131,6 +131,8 @@ def _split(path_or_id: str) -> tuple[str, str]:
 def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
     """Return the folder or GGUF file at the path `path_or_id`; `None` if the path does not exist.
 
+    For a path like `folder:Q4_K_M`, `named` is the folder and `quantization` selects the file.
+
     Raises:
         StartupError: the path is not valid, or leads to a file that is not GGUF.
     """

@@ -45,7 +45,7 @@ class Keys:
         self.values = values
 
     def error(self, key: str, expected: str) -> StartupError:
-        """Return the error that `key` is missing, or is not what is `expected`."""
+        """Return the error that `key` is missing or not `expected`, a text such as `a number`."""
         if self.values.get(key) is None:
             return StartupError(f"{self.source}: {key!r} is missing; expected {expected}")
         shown = repr(self.values[key])

@@ -40,10 +40,11 @@ class WeightSpec:
         shard: the part of the parameter (`q`, `gate`, ...); empty if it is the whole parameter.
         kind: the kind of weight, which decides the values of dummy weights.
         dtypes: types in which it may be stored.
-        of: the name of the quantized values to which a tensor belongs. For a scale: if the
-            checkpoint has floats instead of these values, the scale is computed. For floats: the
-            values that they become.
-        is_precise: whether its product is computed in float32 in every model.
+        of: for a scale, the name of the quantized tensor that it scales. If the checkpoint has
+            floats in place of that tensor, the scale is computed. For a tensor of floats, the name
+            of the quantized tensor that it becomes. Otherwise empty.
+        is_precise: whether the product with this weight is computed in float32 for every type of
+            model.
     """
 
     name: str
@@ -64,10 +65,10 @@ class WeightSpec:
 
 
 class Quantization(ABC):
-    """The front half of a quantization method: how a model stores matrices, if not as numbers.
+    """How a quantized model stores its matrices: the part of a method that runs without torch.
 
-    The other half turns the stored tensors into parameters and products on the device. It is found
-    in the registry `runtime.models.quantization`.
+    The part with torch (`DeviceMethod`) turns the stored tensors into parameters and products on
+    the device. `runtime.models.quantization.registry` lists both parts.
 
     Attributes:
         method: the method's name in the registry.
@@ -82,7 +83,7 @@ class Quantization(ABC):
     def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
         """Return the tensors that are stored for a weight; the weight itself if it is stored plain.
 
-        Their targets are parameters that the other half of the method creates in the same layer.
+        Their targets are parameters that the method's part with torch creates in the same layer.
         """
 
     @abstractmethod
@@ -103,7 +104,7 @@ class Quantization(ABC):
         return {}
 
     def renamed(self, canonical: Callable[[str], str]) -> Quantization:  # noqa: ARG002  # most know none
-        """Return the same quantization with the family's tensor names in place of the files'."""
+        """Return the same quantization with `canonical` applied to the tensors' names."""
         return self
 
     @property
@@ -236,10 +237,11 @@ class ModelSpec(ABC):
             many as the positions allow.
         prompts: for vectors, the prompts that may precede a text.
         labels: names of the scores, in order.
-        score_activation: for a model with one score, the function that makes it a relevance.
+        score_activation: for a model with one score, the function that turns it into a relevance.
         vision: how the model takes images; `None` if it takes none.
         quantization: how the model's matrices are stored; `None` for plain numbers.
-        has_own_head: whether the files hold a separate head although `config.json` ties it.
+        has_own_head: whether the files hold a separate output head although `config.json` ties the
+            head to the embeddings.
         impl: what serves the model: one of our families (`headrace`), or the adapter to
             `transformers` (`transformers`).
     """
@@ -268,7 +270,7 @@ class ModelSpec(ABC):
 
     @cached_property
     def logical_weights(self) -> Sequence[WeightSpec]:
-        """The weights as the model uses them, in the order of the layers."""
+        """The weights that the model has without quantization, in the order of the layers."""
         return (*self._list_weights(), *head_weights(self.pooling))
 
     @cached_property
@@ -281,7 +283,7 @@ class ModelSpec(ABC):
 
     @cached_property
     def weights_in_floats(self) -> Mapping[str, WeightSpec]:
-        """The weights whose quantized values are stored under another name than a trainer's floats.
+        """Quantized weights that trainers send as floats under another name than the checkpoint's.
 
         The keys are the names that a trainer sends. In each description, `target` is that of the
         quantized values, and `of` is their name in the checkpoint.
@@ -302,7 +304,7 @@ class ModelSpec(ABC):
     def canonical(self, name: str) -> str:
         """Return the name in `weights` of a tensor of the checkpoint.
 
-        The two differ if the model was saved as a part of another one.
+        The two names differ if the model was saved as a part of a larger model.
         """
         return name
 
@@ -314,7 +316,7 @@ class ModelSpec(ABC):
 
     @property
     def token_size(self) -> int:
-        """Number of elements of the vector for one token, if the model gives vectors."""
+        """Number of elements of a token's vector, if the model gives one vector per token."""
         return self.output_size if self.pooling.per_token else self.hidden_size
 
     @property
@@ -324,7 +326,7 @@ class ModelSpec(ABC):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Checkpoint names that stand for another tensor of `weights`, such as a tied head's."""
+        """Maps a name of a checkpoint, such as a tied head's, to the tensor that it repeats."""
         return {}
 
     def untied(self) -> ModelSpec:
@@ -397,7 +399,7 @@ class ModelSpec(ABC):
 
     @property
     def num_active_parameters(self) -> int:
-        """Number of elements of the weights that one token reads, so of only a few experts."""
+        """Number of weight elements that one token reads: of the experts, only those it passes."""
         return self.num_parameters
 
     @property

@@ -17,15 +17,15 @@ _STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
 def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
-    """Return a family's image settings with those of a model's folder in their place.
+    """Return `spec` with the image settings that the model's folder has in place of the defaults.
 
     Args:
         folder: folder of the model, or a file that takes the place of its `config.json`.
         spec: settings from the family's `config.json`, with the defaults of its processor.
 
     Raises:
-        StartupError: a step is switched off, or a number is out of bounds or does not fit the
-            tower; the message has one line.
+        StartupError: a step of the preparation is switched off, or a number is out of bounds or
+            does not fit the tower; the message has one line.
     """
     keys = _read_keys(folder if folder.is_dir() else folder.parent)
     for step in _STEPS:
@@ -77,7 +77,10 @@ def _is_share(number: object, is_std: bool) -> bool:
 
 
 def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """Set the bounds on an image's pixels, which `size` may also name as edges."""
+    """Return `spec` with the file's bounds on an image's number of pixels.
+
+    In `size`, the bounds may be called `shortest_edge` and `longest_edge`.
+    """
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     bounds = []
     for key, edge, default in (
@@ -94,7 +97,7 @@ def _with_bounds(keys: Keys, spec: VisionSpec) -> VisionSpec:
 
 
 def _with_side(keys: Keys, spec: VisionSpec) -> VisionSpec:
-    """Check the images' side: the tower's learned positions are for one size only."""
+    """Return `spec`; refuse images of another side than the tower's learned positions have."""
     size = Keys(f"{keys.source}: size", keys.mapping("size"))
     for key in ("height", "width"):
         if size.integer(key, MAX_SIDE, spec.side) != spec.side:

@@ -121,7 +121,7 @@ def read_partial_rope(config: Keys, head_dim: int, share: float) -> tuple[RopeCo
 
 
 def _without_layer_types(config: Keys, key: str, layer_type: str) -> dict[str, Any]:
-    """Return one set of settings; transformers 5 may write one for each type of layer."""
+    """Return the settings for `layer_type`; transformers 5 may write one set per type of layer."""
     rope = config.mapping(key)
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if not nested:

@@ -27,7 +27,7 @@ def read_score_activation(folder: Path, config: dict[str, Any]) -> ScoreActivati
     """
     path = folder / FILE
     named: list[Any] = []
-    # A folder without `modules.json` was written before the key existed, so it is not read there.
+    # A folder without `modules.json` is older than the key `activation_fn`, so the key is not read.
     if (folder / "modules.json").is_file() and path.is_file():
         written = read_json_object(path)
         if written.get("model_type") == "CrossEncoder":

@@ -104,8 +104,8 @@ class HeadLayer:
     """A dense layer after the pooled vector, with its activation and norm.
 
     Attributes:
-        name: name of its weights in the checkpoint, without `.weight`; with `file`, the name that
-            is used for them here.
+        name: name of its weights in the checkpoint, without `.weight`; if `file` is set, the name
+            that this code uses for them.
         in_size, out_size: elements of its input and output.
         bias: whether it has a bias.
         activation: function that is applied to its output; empty for none.
@@ -148,7 +148,7 @@ class Pooling:
 
 
 def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
-    """Read `modules.json` and the files of the modules that it names.
+    """Return the pooling that `modules.json` and the files of its modules describe.
 
     Args:
         folder: folder of the model.

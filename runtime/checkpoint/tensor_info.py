@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class RowOrder(NamedTuple):
-    """Which rows of a file's tensor make up a tensor of the checkpoint, and in which order.
+    """How the rows of a file's tensor are reordered and cut to get a tensor of the checkpoint.
 
-    The file's rows from `first` on are `[left, right, rest]`. They become `[right, left, rest]`.
-    Then the rows from `begin` to `end` are taken.
+    The file's rows from `first` on are read as an array `[left, right, rows of a head]`. Its first
+    two dimensions are exchanged. Then the rows from `begin` to `end` are taken.
 
     Attributes:
-        left, right: numbers of groups that are exchanged.
-        first: number of rows before these groups, which stay in place.
+        left, right: sizes of the two dimensions that are exchanged.
+        first: number of rows at the beginning that stay in place.
         begin, end: range of the rows that are taken; `end` is None for all rows.
     """
 
@@ -56,5 +56,5 @@ class TensorInfo:
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes in the file."""
+        """Number of bytes that the tensor has in the file."""
         return self.end - self.start

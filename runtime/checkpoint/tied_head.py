@@ -19,7 +19,7 @@ _PIECE_BYTES = 1 << 22
 
 
 def with_head_of_files(folder: Path, model: ModelSpec) -> ModelSpec:
-    """Return `model` with a head of its own, if the weights in `folder` have one.
+    """Return `model` with a separate output head, if the weights in `folder` have one.
 
     As in `transformers`, `tie_word_embeddings` is then taken to be wrong, because a wrong head
     would make every output token wrong. Matrices of different types count as different. The

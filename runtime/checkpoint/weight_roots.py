@@ -53,7 +53,7 @@ class WeightRoots:
     own: frozenset[str] = frozenset()
 
     def find(self, path_or_id: str) -> Path:
-        """Return the folder of a model that may be loaded.
+        """Return the folder of the model `path_or_id`, if a client may load it.
 
         Raises:
             StartupError: there is no such folder, or it is in none of the allowed ones.
@@ -108,7 +108,7 @@ class AdapterRoots:
     weights: WeightRoots | None
 
     def find(self, path: str) -> Path:
-        """Return the folder of an adapter that may be loaded; nothing is downloaded.
+        """Return the folder of the adapter at `path`, if a client may load it; download nothing.
 
         Raises:
             StartupError: there is no such folder, or it is in none of the allowed ones.

@@ -39,7 +39,7 @@ class OneShotAllReduce:
     """Sums tensors of all ranks in one round: each rank reads the other ranks' device memory."""
 
     def __init__(self, buffer: Tensor, sum_of: Callable[[Tensor], Tensor]) -> None:
-        """Sum data in the shared memory `buffer` with the function `sum_of`."""
+        """Use `buffer`, which all ranks share, and `sum_of`, which sums the ranks' parts in it."""
         self._buffer = buffer
         self._sum = sum_of
 
@@ -71,7 +71,7 @@ class OneShotAllReduce:
 
         Returns:
             A tensor in shared memory. `None` if the part is too large, its size is not a multiple
-            of 16 bytes, or its dtype is another one.
+            of 16 bytes, or `dtype` is not supported.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not 0 < num_bytes <= self._buffer.nbytes or num_bytes % _ALIGNMENT:

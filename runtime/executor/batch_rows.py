@@ -45,7 +45,8 @@ class BatchRows:
         latest_input: `[max_rows + 1]` int64 on the device: a copy of what the latest step read from
             `last_token`. A step overwrites `last_token` with its results; a step that is retried
             restores it from this copy.
-        num_changes: how often a row joined, or got pages for another reason than decoding.
+        num_changes: how often a request took a row, or a row got pages for another reason than
+            decoding.
         has_inputs: whether the step being launched has read its input tokens.
         params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency
             penalty, presence penalty, repetition penalty. They are sent only with a step that
@@ -245,7 +246,7 @@ class BatchRows:
             token_rows: `[num_tokens]` int64 on the device, the row of each token.
 
         Returns:
-            `adapters`, for the batch.
+            `adapters`, for `ForwardBatch.adapters`; `None` if the server takes none.
         """
         if self.adapters is not None and self.adapters.is_on:
             self.adapters.begin(self._slots.index_select(0, token_rows))

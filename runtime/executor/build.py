@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 _STATES_SHARE = 0.45
 # Most slots of recurrent states for each running request; more are rarely useful.
 _USEFUL_SLOTS = 16
-# Pages of the KV pool of a runner that only requests kernels.
+# Number of KV pages of a temporary runner, which finds out the kernels to compile.
 _FEW_PAGES = 16
 # The options to change when memory runs out at start-up, for each part of the start-up.
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
@@ -382,7 +382,8 @@ def _size_pool(parts: _Parts) -> PoolSize:
             config.mem_fraction_static, parts.weight_bytes, config.num_local_ranks * config.dp_size
         )
         if parts.adapters is not None:
-            # The adapters are allocated, but the system counts memory only when it is written.
+            # The adapters are allocated, but the operating system counts memory only once it is
+            # written.
             budget = budget.without(parts.adapters.size_bytes, "adapters")
     else:
         budget = cuda_budget(
@@ -416,7 +417,7 @@ def _activation_bytes(parts: _Parts) -> int:
     # may need the most.
     steps = [Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)]
     if length > MIN_LENGTH:
-        # Attention copies prompts whose length is not round. A step of such prompts needs more
+        # Attention copies prompts to round up their length. A step of such prompts needs more
         # memory.
         steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):

@@ -118,9 +118,10 @@ def as_batch(
         kv: the KV cache, one entry per layer.
         attention: the attention back end, which plans the batch later.
         has_decodes: whether any row may decode; if not, all token ids are known.
-        num_decodes: see `ForwardBatch`.
+        num_decodes: number of sequences with exactly one new token at the start of the batch;
+            `None` if only the device knows it.
         num_pages: number of pages of each row that the step may read; all by default.
-        states: see `ForwardBatch`.
+        states: the slots where recurrent states are read and written; `None` if the model has none.
     """
     input_ids = step.known_ids
     if has_decodes:
@@ -208,10 +209,10 @@ def padding_state(kv: list[KVCache]) -> int | None:
 def state_steps(
     plan: StepPlan, indptr: NDArray[Any], kv: list[KVCache], device: torch.device
 ) -> StateSteps | None:
-    """Send to the device where recurrent states are read and written.
+    """Send the slots at which a step reads and writes recurrent states to the device.
 
     Returns:
-        `None` if the model has no recurrent states.
+        The slots; `None` if the model has no recurrent states.
     """
     padding_slot = padding_state(kv)
     if padding_slot is None:

@@ -63,7 +63,7 @@ def lost_device(error: BaseException) -> DeviceLost | None:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Raise `DeviceLost` for errors in the block after which the device no longer works.
+    """Context manager: raises `DeviceLost` for errors after which the device no longer works.
 
     Other errors pass unchanged.
 

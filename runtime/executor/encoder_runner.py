@@ -19,8 +19,8 @@ from runtime.step.step_plan import Int64Array, MaskSource, StepPlan
 class EncoderRunner(StepRunner):
     """Computes whole texts, each in one step, without KV cache and sampling.
 
-    The output of a text is an extra output of its request. The scheduler expects a sampled token
-    for each text; it gets a zero, which is not sent to clients.
+    The output of a text is an extra output (an output besides tokens) of its request. The scheduler
+    expects a sampled token for each text; it gets a zero, which is not sent to clients.
     """
 
     def __init__(

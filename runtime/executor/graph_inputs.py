@@ -111,7 +111,10 @@ class GraphInputs(ABC):
     def batch(
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
-        """Build the model's input from the buffer's copy on the device; captured in the graph."""
+        """Build the model's input from `numbers`, the buffer's copy on the device.
+
+        The graph captures this work, too.
+        """
 
     def _read(self, numbers: Tensor, *names: str) -> list[Tensor]:
         return [numbers[self.parts[name]] for name in names]

@@ -64,7 +64,11 @@ class GraphRunner:
         limits: GraphLimits,
         share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Allocate the buffers; capture nothing yet. For the arguments see `ModelRunner`."""
+        """Allocate the buffers; capture nothing yet.
+
+        `limits` bounds the steps that run as graphs. The other arguments are those of
+        `ModelRunner`.
+        """
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -159,7 +163,7 @@ class GraphRunner:
         self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
 
     def request_kernels(self) -> None:
-        """Run the work of all graphs once within `compiling_ahead`, to request kernels.
+        """Run the work of all graphs once, so that `compiling_ahead` compiles its kernels.
 
         Capture nothing.
         """

@@ -74,7 +74,10 @@ class HostPool:
         return self._memory[host_page].numpy().data
 
     def last_done(self) -> int:
-        """Return the ticket of the latest copies that are done; see `HostTier.last_done`."""
+        """Return the ticket up to which all copies are done.
+
+        On a CPU, copies end at once, and the result is the largest integer.
+        """
         if self._stream is None:
             return sys.maxsize
         while self._running and (oldest := next(iter(self._running.items())))[1].query():

@@ -76,8 +76,8 @@ def require_invariance(model: Model, linear: str, attention: str) -> None:
 
     Args:
         model: the model, whose linear layers were loaded for the kernel `linear`.
-        linear: the result of `invariant_linear`.
-        attention: the result of `invariant_attention`.
+        linear: name of the linear kernel, from `invariant_linear`.
+        attention: name of the attention back end, from `invariant_attention`.
 
     Raises:
         StartupError: a linear layer or an attention head size has no batch-invariant kernel; the

@@ -34,7 +34,7 @@ _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY
 
 
 def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str | None]:
-    """Choose the attention back end, and the linear kernels if a certain one is needed.
+    """Choose the attention back end and, if the options require certain ones, the linear kernels.
 
     Returns:
         The attention back end, a name in `ATTENTION_BACKENDS`. And the linear kernels, a name in

@@ -152,7 +152,7 @@ class StepRunner(ABC):
     Attributes:
         profiler: records traces of the steps; `None` for no traces.
         recorder: records the experts that steps choose; `None` unless requested at start-up.
-        steps: computes the layers, and keeps recordings of them; `None` if there are none.
+        steps: computes the layers, if possible by repeating a recording; `None` for a text encoder.
         delay_s: time to wait before each step is launched, seconds.
         host: the rank's pages and recurrent states in host memory.
     """
@@ -230,7 +230,7 @@ class StepRunner(ABC):
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
-        # A retry does not repeat this: it may overwrite pages that are saved here.
+        # A retry does not repeat these copies: the step may have overwritten pages that they save.
         if plan.host is not None and self.host.pages is not None:
             self.host.pages.copy(plan.host)
         if plan.host_states is not None and self.host.states is not None:
@@ -249,7 +249,7 @@ class StepRunner(ABC):
         return self._compute_each(plan, masks, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
-        """Apply row changes one by one, possibly again.
+        """Apply the plan's row changes one by one, even those that were applied before the failure.
 
         Returns:
             The rows whose change failed, with the error text.
@@ -370,7 +370,7 @@ class ModelRunner(StepRunner):
             self._graphs.capture(progress)
 
     def request_kernels_of_graphs(self) -> None:
-        """Request the kernels of all CUDA graphs; call this within `compiling_ahead`."""
+        """Let the enclosing `compiling_ahead` block compile the kernels of all CUDA graphs."""
         if self._graphs is not None:
             self._graphs.request_kernels()
 

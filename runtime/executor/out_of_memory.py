@@ -65,7 +65,7 @@ def require_room(spec: ModelSpec, context: BuildContext) -> None:
 
 @contextmanager
 def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
-    """Run one part of the start-up; raise a one-line error if it runs out of memory.
+    """Context manager for a part of the start-up: if memory runs out, raises a one-line error.
 
     Args:
         what: name of the part, such as "the weights".

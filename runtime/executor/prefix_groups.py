@@ -43,7 +43,7 @@ class PrefixGroups:
     def __init__(
         self, rows: BatchRows, page_size: int, num_kv_heads: int, attention: SharesPrefixes
     ) -> None:
-        """Search the block tables in `rows`, and pass the groups to `attention`.
+        """Prepare to search the block tables in `rows` and to pass the groups to `attention`.
 
         Args:
             rows: the rows of the running batch.
@@ -92,7 +92,7 @@ class PrefixGroups:
 def find_groups(
     page_table: NDArray[np.int32], batch: Int64Array, seq_lens: Int64Array, page_size: int
 ) -> list[PrefixGroup]:
-    """Return groups of at least 4 sequences that share the pages of at least 256 first tokens.
+    """Return groups of at least 4 sequences that share the pages of their first 256 tokens or more.
 
     The prefix cache shares pages from the first one on. So if two block tables have the same page
     at the same index, their sequences begin with the same tokens up to there. A row can be in one
@@ -177,7 +177,7 @@ def _levels(
 
 
 def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:
-    """Return how many first pages all `rows` share, a number in `[least, most]`."""
+    """Return how many pages at the beginning all `rows` share, a number in `[least, most]`."""
     while least < most:
         middle = (least + most + 1) // 2
         column = page_table[rows, middle - 1]

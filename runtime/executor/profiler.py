@@ -100,7 +100,7 @@ class Profiler:
     def __init__(
         self, device: str, rank: int, num_ranks: int = 1, dp_rank: int | None = None
     ) -> None:
-        """Create a profiler without a profile.
+        """Create a profiler that records nothing yet.
 
         Args:
             device: `cpu` or `cuda`.
@@ -156,7 +156,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
-        """Record the launch of a step inside this block, if the profile includes the step."""
+        """Context manager around a step's launch: records it if the profile includes the step."""
         spec = self._spec
         if spec is None or self.num_steps < spec.start_step:
             yield

@@ -86,7 +86,10 @@ class RecordedSteps:
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Compute the layers of a step that `can_repeat` allows; see `CausalLM.forward`."""
+        """Compute the layers of a step for which `can_repeat` is true.
+
+        The result is that of `CausalLM.forward`.
+        """
         slots = _slots_of(batch)
         key = len(batch.input_ids), slots is not None
         known = self._recorded.get(key)

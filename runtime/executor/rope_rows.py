@@ -96,7 +96,7 @@ class RopeRows:
 
 
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
-    """Return the positions `[3, n]` of the tokens up to the last image's end, and `delta` after."""
+    """Return `[3, n]` positions of the tokens up to the last image's end, and the row's `delta`."""
     if not images:
         return _NO_POSITIONS, 0
     parts: list[Int64Array] = []

@@ -77,7 +77,7 @@ class RowExtras:
         return self._loaded[name]
 
     def device_half(self, name: str) -> DeviceExtra | None:
-        """Return the device half of the extra output `name`; `None` if it was never requested."""
+        """Return the object that computes the extra output `name`; `None` before its first use."""
         return self._loaded.get(name)
 
     def of_samples(
@@ -150,7 +150,10 @@ class RowExtras:
 
 
 def reported(named: list[Named]) -> list[tuple[int, Reported]]:
-    """Return the gathered outputs with their rows; only after they were copied to the host."""
+    """Return the gathered outputs with their rows.
+
+    The outputs must have been copied to the host.
+    """
     return [
         (row, Reported(name, num_positions, data))
         for name, gathered in named

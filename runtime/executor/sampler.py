@@ -44,7 +44,7 @@ class Sampler:
     """Samples the next tokens of rows of the running batch; has no state of its own."""
 
     def __init__(self, rows: BatchRows, share: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Sample with the parameters in `rows`.
+        """Create a sampler that uses the parameters in `rows`.
 
         If several ranks sample, `share` replaces the tokens by those of one rank.
         """

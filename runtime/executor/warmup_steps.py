@@ -83,7 +83,7 @@ _MANY_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Prompts:
-    """A step for warm-up: `num_seqs` prompts of `length` tokens each, after `cached` tokens."""
+    """A warm-up step: `num_seqs` prompts of `length` tokens, each after `cached` cached tokens."""
 
     length: int
     num_seqs: int = 1

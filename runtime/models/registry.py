@@ -1,7 +1,7 @@
 """The table of architectures: the function that reads `config.json`, and the model's class.
 
 Imports no torch. The table `FAMILIES` has one line for each architecture. A module that it names is
-imported on use, so that the front never imports torch.
+imported on use, so that the front process (the HTTP server) never imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface between scheduler and executor: a step's plan, its result, and the runner.
+"""The interface between scheduler and executor: a step's plan, its launch, and its result.
 
 A step is one forward pass of the model for a batch of sequences.
 """

@@ -21,7 +21,7 @@ class Runner(Protocol):
     """Launches steps: the scheduler's interface to the executor."""
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start to compute a step.
+        """Start to compute a step, and return before its result is known.
 
         Args:
             plan: the step's plan.
@@ -44,5 +44,5 @@ class WeightHandler(Protocol):
 
 
 def refuse_command(command: WorkerCommand) -> ControlReply:
-    """Return the reply to a command if nothing in this worker executes commands."""
+    """Return a failure reply to `command`, for a worker that cannot execute commands."""
     return ControlReply(command.call_id, False, "This worker takes no commands.")

@@ -29,7 +29,7 @@ class SharedTexts:
         self._lender: Int32Array | None = None
 
     def num_shared(self, text: Int32Array) -> int:
-        """Return the number of first tokens of `text` that an earlier text computes."""
+        """Return how many tokens at the beginning of `text` an earlier text computes."""
         if self._lender is None:
             return 0
         most = min(len(self._lender), len(text) - 1)
@@ -56,9 +56,9 @@ def shared_beginnings(texts: Sequence[Int32Array], grain: int) -> tuple[Int64Arr
         grain: shared lengths are rounded down to multiples of this.
 
     Returns:
-        `[num_texts]` int64, the index of the text that computes the beginning of each text; its own
-        index if it shares none. And `[num_texts]` int64, the length of the shared beginning. A
-        text that computes a beginning for others shares none itself.
+        Two arrays, `[num_texts]` int64. The first has, for each text, the index of the text that
+        computes its beginning, or its own index if it shares none. The second has the lengths of
+        the shared beginnings. A text that computes a beginning for others shares none itself.
     """
     known = SharedTexts(grain)
     lengths = np.array([known.add(text) for text in texts], dtype=np.int64)

@@ -30,7 +30,7 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class RowImage(_Part):
-    """An image in a request's prompt, from which the RoPE positions of the tokens follow.
+    """An image in a request's prompt; the tokens' RoPE positions depend on its place and size.
 
     Attributes:
         start: position in the prompt of the image's first token.
@@ -106,7 +106,7 @@ class WindowUpdate(_Part):
 
 
 class HostRun(NamedTuple):
-    """Copies to host memory, or from it; no two of them write the same page."""
+    """Copies of pages in one direction, to host memory or from it; no two write the same page."""
 
     to_host: bool
     pages: Int32Array
@@ -114,11 +114,11 @@ class HostRun(NamedTuple):
 
 
 class HostCopies(_Part):
-    """Copies between device pages and host memory; their result is that of copying in order.
+    """Copies between pages on the device and in host memory; the result is as if made in order.
 
     Attributes:
         ticket: number of these copies, which grows from plan to plan.
-        needed: the step, and what it copies itself, waits for all copies up to this ticket.
+        needed: the step and its own copies wait for all copies with a ticket up to this number.
         pages: `[n]`, pages on the device.
         host_pages: `[n]`, pages in host memory.
         to_host: `[n]`, the direction of each copy.
@@ -131,15 +131,17 @@ class HostCopies(_Part):
     to_host: BoolArray
 
     def split(self) -> tuple[list[HostRun], list[HostRun]]:
-        """Split the copies in two lists of runs (neighbouring copies in one direction).
+        """Split the copies into two lists of runs (consecutive copies in one direction).
 
         Returns:
             The runs that must end before the step computes, in order; and the runs that may be
-            copied while this and later steps compute.
+            executed while this and later steps compute.
         """
         if self.needed >= self.ticket:
             return list(self._runs(np.ones(len(self.pages), dtype=bool))), []
-        # The step may write what is saved, unless it comes back: then a later step waits for it.
+        # A page is saved before the step computes, because the step may write it. A page that is
+        # then filled from host memory is not written by this step; the later step that uses it
+        # waits for the copies.
         first = self.to_host & ~np.isin(self.pages, self.pages[~self.to_host])
         return list(self._runs(first)), list(self._runs(~first))
 
@@ -152,7 +154,7 @@ class HostCopies(_Part):
                 return
             to_host, part = bool(directions[start]), slice(start, end)
             written = (host_pages if to_host else pages)[part]
-            # Of two copies to the same page the first is omitted.
+            # Of several copies to the same page, only the last is kept.
             last = end - 1 - np.unique(written[::-1], return_index=True)[1]
             yield HostRun(to_host, pages[last], host_pages[last])
 
@@ -282,7 +284,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         query_lens: `[num_seqs]` int64, number of new tokens.
         chunk_tokens: int32, all new tokens that are not on the device, concatenated.
         samples: `[num_seqs]` bool, whether a token is sampled for the sequence.
-        joins: requests that take a row, before the step.
+        joins: requests that take a row of the running batch before the step.
         page_updates: changed entries of block tables, written before the step.
         new_pages: `[num_decodes]` int32, the page of each decoding sequence whose new token begins
             a page; 0 for the others. `None` if no sequence begins a page.
@@ -298,7 +300,8 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             ranks that did not sample it; `None` if every rank has it.
         windows: changed pages of sliding-window layers, written before the step; `None` for none.
         host: copies between pages and host memory; `None` for none.
-        host_states: the same for slots of recurrent states, whose numbers take the place of pages.
+        host_states: the same for slots of recurrent states; slot numbers take the place of page
+            numbers.
     """
 
     rows: Int64Array

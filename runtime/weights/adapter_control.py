@@ -1,8 +1,8 @@
 """The front process's side of adapters (LoRA): loads, unloads and finds them by name. No torch.
 
 An adapter's folder is checked here; the workers then read it into host memory while their steps go
-on. Tensors that a trainer sends are written to a folder of the run first, so that a restarted
-worker finds them.
+on. Tensors that a trainer sends are first written to a temporary folder, so that a restarted worker
+finds them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class AdapterControl:
             name: name of the adapter.
             config: the content of `adapter_config.json`.
             tensors: the bytes of a safetensors file, or such a file, which is copied.
-            pinned: see `Adapter`.
+            pinned: whether the workers keep the adapter in memory until it is unloaded.
         """
 
         async def run() -> None:
@@ -221,7 +221,10 @@ class AdapterControl:
             self._record.add(adapter)
 
     async def _load(self, adapter: Adapter) -> None:
-        """Let every worker load an adapter, after making room; the caller holds `_turn`."""
+        """Let every worker load an adapter, after making room.
+
+        The caller holds the lock `_turn`.
+        """
         while self._max_loaded is not None and len(self._record.loaded()) >= self._max_loaded:
             await self._evict()
         reply = await self._ask(replace(adapter.message, in_background=True))
@@ -237,7 +240,7 @@ class AdapterControl:
         adapter.is_loaded = True
 
     async def _evict(self) -> None:
-        """Let the workers drop the adapter that has been unused for longest."""
+        """Let the workers drop the least recently used adapter."""
         free = [
             each
             for each in self._record.loaded()
@@ -252,7 +255,7 @@ class AdapterControl:
         await self._drop(oldest)
 
     async def _drop(self, adapter: Adapter) -> None:
-        """Let every worker drop an adapter, once the worker knows that all its requests ended."""
+        """Let every worker drop an adapter; repeat until no worker has requests with it."""
         op = UnloadAdapter(adapter.adapter_id)
         while not (await self._ask(op)).success:  # noqa: ASYNC110  # rare
             # A request that a stop string ended may still run in the worker for a step.

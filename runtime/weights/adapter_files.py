@@ -27,7 +27,7 @@ class RankAdapters:
         self._loading: dict[int, Future[None]] = {}
 
     def change(self, op: AdapterOp) -> str:
-        """Execute an operation; return `LOADED` if its adapter is loaded now.
+        """Execute an operation; return `LOADED` if its adapter is loaded now, otherwise "".
 
         Raises:
             InvalidRequest, StartupError: an adapter cannot be read.

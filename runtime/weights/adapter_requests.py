@@ -1,4 +1,4 @@
-"""The bodies of the routes for adapters (LoRA), and their checks. No torch; no unpickling."""
+"""The request bodies of the routes for adapters (LoRA), and their checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TENSORS_FIELD = "serialized_tensors"
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """The body of `/load_lora_adapter`."""
+    """The body of `/load_lora_adapter`: the adapter's new name and its folder."""
 
     lora_name: str
     lora_path: str
@@ -21,7 +21,7 @@ class LoadAdapterBody(msgspec.Struct, kw_only=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """The body of `/unload_lora_adapter`."""
+    """The body of `/unload_lora_adapter`: the adapter's name."""
 
     lora_name: str
 

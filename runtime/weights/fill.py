@@ -31,8 +31,8 @@ def load_weights(
         tensors: pairs of checkpoint name and tensor, on any device. A tensor has the shape in
             `ModelSpec.weights`, or is already this rank's part, as the functions of `shards_of` cut
             it.
-        partial: whether tensors may be missing, whose current values then stay; only for a model
-            that is loaded already.
+        partial: whether tensors may be missing; their parameters then keep their current values.
+            Only for a model that is loaded already.
         before: called with each layer's name before its first tensor is written.
 
     Raises:

@@ -1,8 +1,8 @@
 """Replaces, restores, reads, checks and releases the weights of a serving model, on one rank.
 
 An update is atomic on its rank: it is kept or undone as a whole. To undo an update, the old weights
-are read from their folder again if the folder is unchanged. If it is not, each layer is copied to
-the host before it is replaced.
+are read from their folder again if the folder is unchanged. If the folder has changed, the update
+copies each layer to the host before replacing it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.weights.weight_files import WeightFiles
 
 # The tensors of one layer in checkpoint layout, on the host, by parameter name.
 _Saved = dict[str, Tensor]
-# Ends of names of tensors that define the format of quantized values; a live model keeps them.
+# Endings of the names of tensors that define a quantized format. A live model keeps its format.
 _FORM = ("_zero", "_order", "_shape")
 
 

@@ -111,7 +111,7 @@ def _counted(
     size_of: Callable[[str, Tensor], int],
     progress: Callable[[float], None],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors; report which share of `total` has been consumed."""
+    """Yield the tensors; report which share of the `total` bytes has been consumed."""
     done = 0
     for name, tensor in tensors:
         yield name, tensor

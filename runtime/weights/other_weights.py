@@ -71,7 +71,7 @@ def _check(folder: Path, model: ModelSpec) -> None:
     Raises:
         StartupError: it is another model; the message has one line.
     """
-    # A folder without a configuration has the same model, except for a head of its own, if any.
+    # A folder without `config.json` is taken to have the same model, perhaps with a separate head.
     other = with_head_of_files(folder, model)
     if is_gguf(folder) or (folder / "config.json").is_file():
         other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")

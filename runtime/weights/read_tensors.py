@@ -34,7 +34,7 @@ def checkpoint_tensors(
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
     For the CPU, a tensor is a view of the mapped file, which must not be written. For a GPU,
-    several threads read ahead and copy to the device, only the part that `cuts` returns.
+    several threads read ahead. They copy to the device only the part that `cuts` returns.
 
     Args:
         summary: the checked folder.

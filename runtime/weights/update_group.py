@@ -85,7 +85,8 @@ def create_group(
             dist.Backend(backend),
             distributed_c10d.PrefixStore(name, store),
             group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
-            # With NCCL, longer than `_broadcast` waits, because NCCL's watchdog ends the process.
+            # With NCCL, the timeout is longer than `_broadcast` waits, because NCCL's watchdog ends
+            # the process when it expires.
             timeout=2 * _WORK_TIMEOUT if backend == "nccl" else _WORK_TIMEOUT,
         )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}

@@ -1,4 +1,4 @@
-"""The bodies of the routes that change weights, their checks, and the operations they become."""
+"""The request bodies of the routes that change weights, and their conversion to operations."""
 
 from __future__ import annotations
 
@@ -49,52 +49,55 @@ _ALLOWED_OF_ADAPTERS = (
 
 
 class RestartBody(msgspec.Struct, kw_only=True):
-    """The body of `/restart_worker`; without `model_path` the weights stay the same."""
+    """The body of `/restart_worker`; by default, the new worker loads the present weights."""
 
     model_path: str | None = None
     weight_version: str | None = None
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weight_version`."""
+    """The body of `/update_weight_version`, which sets the label of the loaded weights."""
 
     new_version: str
     abort_all_requests: bool = True
 
 
 class ByNameBody(msgspec.Struct, kw_only=True):
-    """The body of `/get_weights_by_name`."""
+    """The body of `/get_weights_by_name`; `truncate_size` is the number of rows to send."""
 
     name: str
     truncate_size: Annotated[int, within(1)] | None = None
 
 
 class CheckBody(msgspec.Struct, kw_only=True):
-    """The body of `/weights_checker`."""
+    """The body of `/weights_checker`, by which a trainer tests its updates."""
 
     action: CheckAction
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """The body of `/begin_weight_update`. Every `selector` means the only model."""
+    """The body of `/begin_weight_update`; `selector` has no effect, as there is only one model."""
 
     selector: Literal["all", "target"] | None = None
 
 
 class PauseBody(msgspec.Struct, kw_only=True):
-    """The body of `/pause_generation`."""
+    """The body of `/pause_generation`; `mode` says what happens to running requests."""
 
     mode: PauseMode = "abort"
 
 
 class ContinueBody(msgspec.Struct, kw_only=True):
-    """The body of `/continue_generation`."""
+    """The body of `/continue_generation`, which ends a pause; its only field has no effect."""
 
     torch_empty_cache: bool | None = None
 
 
 class MemoryBody(msgspec.Struct, kw_only=True):
-    """The body of `/release_memory_occupation` and `/resume_memory_occupation`."""
+    """The body of `/release_memory_occupation` and `/resume_memory_occupation`.
+
+    `tags` selects the kinds of device memory; by default all.
+    """
 
     tags: list[MemoryTag] | None = None
 
@@ -120,7 +123,11 @@ class DiskBody(msgspec.Struct, kw_only=True):
 
 
 class TensorBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weights_from_tensor`."""
+    """The body of `/update_weights_from_tensor`.
+
+    Exactly one of the first three fields has the tensors: as bytes of safetensors files, as the
+    name of shared memory, or as handles of CUDA memory.
+    """
 
     serialized_named_tensors: list[bytes] | None = None
     shared_memory: str | None = None
@@ -132,7 +139,10 @@ class TensorBody(msgspec.Struct, kw_only=True):
 
 
 class DistributedBody(msgspec.Struct, kw_only=True):
-    """The body of `/update_weights_from_distributed`."""
+    """The body of `/update_weights_from_distributed`.
+
+    It describes the tensors that a trainer then broadcasts to the process group `group_name`.
+    """
 
     names: list[str]
     dtypes: list[str]
@@ -148,7 +158,7 @@ class DistributedBody(msgspec.Struct, kw_only=True):
 
 
 class InitGroupBody(msgspec.Struct, kw_only=True):
-    """The body of `/init_weights_update_group`."""
+    """The body of `/init_weights_update_group`: the process group of a trainer that ranks join."""
 
     master_address: str
     master_port: Annotated[int, within(1, MAX_PORT)]
@@ -160,7 +170,7 @@ class InitGroupBody(msgspec.Struct, kw_only=True):
 
 
 class DestroyGroupBody(msgspec.Struct, kw_only=True):
-    """The body of `/destroy_weights_update_group`."""
+    """The body of `/destroy_weights_update_group`, which makes the ranks leave a process group."""
 
     group_name: str = DEFAULT_GROUP
 
@@ -184,7 +194,7 @@ def to_tensors(body: TensorBody, num_ranks: int) -> LoadTensors | LoadSharedMemo
     """Return the operation that makes the ranks load a body's tensors.
 
     Raises:
-        InvalidRequest: the body has tensors in no form or in several, its bytes are not
+        InvalidRequest: the body has tensors in none of the forms or in several, its bytes are not
             safetensors, or the number of entries is wrong.
     """
     if body.load_format not in (None, "direct", "auto", "safetensors"):
@@ -335,10 +345,10 @@ def to_join(body: InitGroupBody, num_ranks: int) -> JoinGroup:
 
 
 def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
-    """Return how many rows of a weight to send: by default up to 100, as many as are allowed.
+    """Return how many rows of a weight to send: by default 100, or fewer if rows are long.
 
     Raises:
-        InvalidRequest: no rows are requested, or more numbers than an answer may have.
+        InvalidRequest: less than one row is requested, or more numbers than `MAX_NUMBERS_READ`.
     """
     shapes = {spec.name: spec.shape for spec in model.weights}
     # The name is looked up as in `LiveWeights.read`.

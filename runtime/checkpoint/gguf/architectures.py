@@ -26,7 +26,7 @@ from runtime.errors import StartupError
 _SOFTMAX, _SIGMOID = 1, 2
 # Architectures where only a part of each head may rotate.
 PARTLY_ROTATED = frozenset({"glm4", "glm4moe", "minimax-m2", "qwen35", "qwen35moe", "qwen3next"})
-# Architectures without rotation. Their files have a size for it all the same.
+# Architectures without RoPE. Their files still have a number of rotated elements.
 UNROTATED = frozenset({"nemotron_h"})
 # Architectures whose layers differ in heads or in the size of the feed-forward block.
 VARIED = frozenset({"gemma4", "granitehybrid", "lfm2", "nemotron_h"})
@@ -62,7 +62,7 @@ def _granite(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotates(keys: OwnKeys) -> bool:
-    # For Granite, llama.cpp reads this key as "heads rotate".
+    # For Granite, llama.cpp takes this key to say whether heads rotate.
     return keys.flag("rope.scaling.finetuned", True)
 
 
@@ -114,7 +114,7 @@ def _olmoe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 
 
 def _shared_experts(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that the mixtures of experts of DeepSeek and GLM have in common."""
+    """Return the `config.json` keys of experts that DeepSeek and GLM have in common."""
     # The file's number of layers includes those that predict further tokens (MTP).
     num_extra = keys.integer("nextn_predict_layers", MAX_LAYERS, 0, low=0)
     return {
@@ -259,7 +259,7 @@ def _phi3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _starcoder2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    # The files have no key for the window, as llama.cpp has none for this family.
+    # The files have no key for the window, because llama.cpp has no window for this family.
     return {
         "architectures": ["Starcoder2ForCausalLM"],
         "norm_epsilon": config["rms_norm_eps"],
@@ -309,7 +309,7 @@ def _smollm3(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:  # noqa: 
 
 
 def _gemma(keys: OwnKeys, config: dict[str, Any], num_layers_of_largest: int) -> dict[str, Any]:
-    """Return the keys that Gemma 2 and Gemma 3 have in common.
+    """Return the `config.json` keys that Gemma 2 and Gemma 3 have in common.
 
     Args:
         keys: the file's keys.
@@ -399,7 +399,7 @@ def _gemma4(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _window_pattern(keys: OwnKeys) -> dict[str, Any]:
-    """Return the keys that say which layers have a window, if the file does."""
+    """Return the `config.json` keys that say which layers have a window; empty if unknown."""
     pattern = keys.values.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         return {

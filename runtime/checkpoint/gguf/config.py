@@ -1,6 +1,6 @@
 """Converts the metadata of a GGUF file to a `config.json`. No torch.
 
-The families read the result as they read a folder's file.
+Model families read the result as they read the `config.json` of a folder.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _common(file: GgufFile, keys: OwnKeys) -> dict[str, Any]:
 
 
 def _of_first_layer(keys: OwnKeys) -> Keys:
-    """Return the keys; a key with a number for each layer gets the first number that is not 0."""
+    """Return the keys; each list with a number per layer becomes its first number that is not 0."""
     values = {
         key: next((each for each in v if each), v[0]) if isinstance(v, list) and v else v
         for key, v in keys.values.items()

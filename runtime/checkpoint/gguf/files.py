@@ -1,4 +1,4 @@
-"""Finds the files of a GGUF model: one file, a split model, or a folder's only one. No torch."""
+"""Finds the files of a GGUF model, given a file, a part of a split model, or a folder. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def find_gguf(folder: Path, quantization: str = "") -> Path | None:
-    """Return the GGUF model in a folder (of a split one, the first part); `None` if there is none.
+    """Return the GGUF file in a folder (of a split file, the first part); `None` if there is none.
 
     Args:
         folder: a local folder.
@@ -95,7 +95,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def forget_headers() -> None:
-    """Free the headers that `open_gguf` keeps; a vocabulary has megabytes."""
+    """Free the headers that `open_gguf` keeps; a vocabulary takes megabytes."""
     _open.cache_clear()
 
 

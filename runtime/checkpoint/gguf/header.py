@@ -248,7 +248,7 @@ class _Header:
     def _array(self, key: str, depth: int) -> GgufArray:
         kind = self._number("I")
         if kind == _ARRAY:
-            # A nested array is read over, because no known key has one.
+            # A nested array is skipped, because no known key has one.
             if depth >= _MAX_NESTING:
                 raise self._malformed(f"{key[:64]!r} is an array in an array in an array")
             for _ in range(self._count("Q", MAX_HEADER_BYTES, 12, key)):

@@ -10,12 +10,12 @@ from runtime.checkpoint.gguf.qwen_experts import with_experts
 
 
 def lfm2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of an LFM2 without experts.
+    """Return the `config.json` keys of an LFM2 without experts.
 
     Raises:
         StartupError: a key is missing or not supported; the message has one line.
     """
-    # Layers without heads of keys have a convolution in place of attention.
+    # Layers with 0 key heads have a convolution in place of attention.
     heads = keys.values.get("attention.head_count_kv")
     num_layers, known = config["num_hidden_layers"], (0, config["num_key_value_heads"])
     if not isinstance(heads, list):
@@ -36,7 +36,7 @@ def lfm2(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen3_next(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of Qwen3-Next.
+    """Return the `config.json` keys of Qwen3-Next.
 
     Raises:
         StartupError: a key is missing or not supported; the message has one line.
@@ -51,7 +51,7 @@ def qwen3_next(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen3_5(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a dense Qwen3.5; see `qwen3_next`."""
+    """Return the `config.json` keys of a dense Qwen3.5; the errors are those of `qwen3_next`."""
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         **_delta_net(keys, config),
@@ -60,7 +60,7 @@ def qwen3_5(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen3_5_moe(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a Qwen3.5 with experts; see `qwen3_next`."""
+    """Return the `config.json` keys of a Qwen3.5 with experts; errors are those of `qwen3_next`."""
     config = {**config, **_delta_net(keys, config)}
     return {
         **config,
@@ -96,7 +96,7 @@ def _delta_net(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def nemotron_h(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a Nemotron-H without experts.
+    """Return the `config.json` keys of a Nemotron-H without experts.
 
     Raises:
         StartupError: a key is missing or not supported; the message has one line.
@@ -125,10 +125,10 @@ def nemotron_h(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def mamba_keys(keys: OwnKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of Mamba 2, with the names that Granite has.
+    """Return the `config.json` keys of Mamba 2 layers, with the names that Granite uses.
 
     Raises:
-        StartupError: a key is missing, or a number does not fit another; one line.
+        StartupError: a key is missing, or a number does not fit another; the message has one line.
     """
     heads = keys.integer("ssm.time_step_rank", MAX_HEADS)
     inner = keys.integer("ssm.inner_size", MAX_WIDTH)

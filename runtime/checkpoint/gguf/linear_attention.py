@@ -1,8 +1,9 @@
 """Puts the rows of Gated DeltaNet's tensors in the order of Qwen3.5's checkpoints. No torch.
 
 Files of Qwen3-Next have the two gates of the delta rule in one tensor, in which the rows of a key
-head lie together. Files of Qwen3.5 have the value heads of linear attention in another order: those
-that share no key head are neighbours, so that ggml can repeat key heads without copies.
+head are adjacent. Files of Qwen3.5 have the value heads of linear attention in another order:
+neighboring value heads belong to different key heads, so that ggml can repeat key heads without
+copies.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _OF_VALUES = frozenset({"attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"}
 def in_flat_rows(
     file: GgufFile, part: str, info: TensorInfo, *, is_tiled: bool
 ) -> list[TensorInfo]:
-    """Return the tensors of a checkpoint that one tensor of a layer holds.
+    """Return the tensors of a checkpoint that one GGUF tensor of a layer contains.
 
     Args:
         file: the file's header.
-        part: the tensor's name within its layer in GGUF, without its end.
+        part: the tensor's name within its layer in GGUF, without `.weight` or `.bias`.
         info: the tensor under its name in a checkpoint, with its rows as in the file.
         is_tiled: whether the file has value heads in the order of llama.cpp.
 
@@ -56,8 +57,8 @@ def in_flat_rows(
     if not is_tiled or keys == values:
         return [info]
     if part == "ssm_out":
-        # Its columns are in the order of the heads, and cannot be exchanged within blocks. The
-        # model reorders what it multiplies with this matrix.
+        # The matrix's columns are in the order of the heads. Columns cannot be reordered within
+        # quantized blocks, so the model reorders the matrix's input.
         return [replace(info, name=info.name.replace(".out_proj.", ".tiled_out_proj."))]
     if part not in _WITH_KEYS | _OF_VALUES:
         return [info]
@@ -67,7 +68,7 @@ def in_flat_rows(
 
 
 def _has_grouped_inputs(file: GgufFile) -> bool:
-    """Whether an old converter left the rows of q, k, v and z as they are in a checkpoint."""
+    """Whether an old converter wrote the file, with rows of q, k, v, z grouped by key head."""
     return any(tensor.name.endswith(".ssm_in.weight") for tensor in file.tensors)
 
 

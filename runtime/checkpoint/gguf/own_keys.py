@@ -23,7 +23,7 @@ def architecture_of(file: GgufFile) -> str:
 
 
 class OwnKeys(Keys):
-    """The keys of a file's architecture, without the name in front of them."""
+    """The keys of a file's architecture, without its name as their prefix."""
 
     def __init__(self, file: GgufFile, name: str) -> None:
         prefix = f"{name}."
@@ -41,10 +41,10 @@ class OwnKeys(Keys):
         return tensor in self.tensors
 
     def of_layers(self, key: str, num_layers: int, *, low: int = 1) -> list[int]:
-        """Return a number of each layer, at least `low`; the file may have one for all.
+        """Return a number for each layer, at least `low`; the file may have one for all layers.
 
         Raises:
-            StartupError: the file has neither.
+            StartupError: the key is absent, or has other values or another length.
         """
         found = self.values.get(key)
         if not isinstance(found, list):
@@ -55,7 +55,10 @@ class OwnKeys(Keys):
 
 
 def _same(value: Any) -> Any:
-    """Return the number that an array repeats for each layer, in place of the array."""
+    """Convert an array of numbers: to one number if all are equal, otherwise to a list.
+
+    Other values are returned unchanged.
+    """
     if isinstance(value, GgufArray) and not value.is_text and value.count:
         numbers = value.numbers() if value.data else []
         if numbers and all(number == numbers[0] for number in numbers):

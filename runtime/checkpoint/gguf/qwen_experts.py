@@ -11,7 +11,7 @@ from runtime.checkpoint.gguf.own_keys import OwnKeys
 def with_experts(
     architecture: str, *, sums_to_one: bool
 ) -> Callable[[OwnKeys, dict[str, Any]], dict[str, Any]]:
-    """Return the function that reads the keys of a Qwen with experts.
+    """Return a function that converts the keys of a Qwen with experts to those of `config.json`.
 
     Args:
         architecture: the model's class in `config.json`.

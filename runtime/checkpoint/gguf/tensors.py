@@ -125,7 +125,7 @@ _GEMMA4 = {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_up_exps": "experts.{}.gate_proj",
     "ffn_down_exps": "experts.{}.down_proj",
-    # With the ends of their names in GGUF, which the checkpoint's names do not have.
+    # These GGUF names include their ending, because the checkpoint's names have none.
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
@@ -147,7 +147,7 @@ _DELTA_NET = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
-    # Rows of a key head lie together in both, as in the checkpoint.
+    # In `ssm_in` and `ssm_ba`, the rows of a key head are adjacent, as in the checkpoint.
     "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_beta": "linear_attn.in_proj_b",
@@ -199,7 +199,7 @@ _WHOLE_NAMES = {
 }
 # Tensors with a matrix for each head, which become one matrix with the heads' rows in order.
 _OF_HEADS = frozenset({"attn_k_b", "attn_v_b"})
-# Convolutions in which each channel has one input. The checkpoint has a dimension for it.
+# Depthwise convolutions. The checkpoint has a dimension of size 1 for a channel's only input.
 _CONVOLUTIONS = frozenset({"shortconv.conv", "ssm_conv1d"})
 # Vectors that Mamba's files store as matrices.
 _VECTORS = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
@@ -215,7 +215,8 @@ class _Dialect:
 
     Attributes:
         names: names of a layer's tensors, where they differ from `_LAYER`.
-        heads: tensors whose heads have interleaved halves, with the key of their number of heads.
+        heads: tensors whose heads have interleaved halves, with the metadata key of the number of
+            heads.
         norm_offset: the number that was added to the weights of norms, except those of linear
             attention.
         top: names of the tensors outside of layers, where they differ from `_TOP`.
@@ -338,7 +339,7 @@ def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[Tensor
 
 
 def _name(dialect: _Dialect, full: str) -> str:
-    """Return the name of a tensor in a checkpoint, with `{}` for the index of an expert."""
+    """Return a GGUF tensor's name in a checkpoint, with `{}` for the index of an expert."""
     stem, _, kind = full.rpartition(".")
     if stem in dialect.top:
         return f"{dialect.top[stem]}.{kind}"
@@ -375,7 +376,7 @@ def _num_heads(file: GgufFile, key: str, shape: tuple[int, ...]) -> int:
     name = architecture_of(file)
     count = file.metadata.get(f"{name}.{key}", file.metadata.get(f"{name}.attention.head_count"))
     if isinstance(count, GgufArray) and not count.is_text:
-        # Layers without attention have none.
+        # Layers without attention have 0 heads here.
         count = next((each for each in count.numbers() if each), 0)
     if not isinstance(count, int) or count < 1 or shape[0] % (2 * count):
         raise StartupError(f"{file.path}: {shape[0]} rows are not {count!r} heads of halves")

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class AttentionShape(NamedTuple):
-    """The sizes of a layer's attention on which work lists and work space depend.
+    """The sizes of a layer's attention on which the kernels' work lists and work space depend.
 
-    Layers with equal shapes share work lists and work space.
+    A work list says which queries and keys each thread block processes. Layers with equal shapes
+    share work lists and work space.
     """
 
     num_heads: int
@@ -78,7 +79,7 @@ class AttentionLayer:
 
     @cached_property
     def shape(self) -> AttentionShape:
-        """Return the sizes by which layers share work lists and work space."""
+        """Return the sizes that decide which layers share work lists and work space."""
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.window_left)
 
     @property
@@ -107,9 +108,9 @@ class StepLimits:
 class AttentionBackend(Protocol):
     """Writes keys and values to pages of the KV cache and computes attention over them.
 
-    `plan` runs once a step, the other methods once a layer. A layer either calls `run`, or makes
-    its heads itself and calls `write` and `attend`. `run` also norms and rotates the heads, in
-    fewer launches.
+    `plan` runs once a step, the other methods once a layer. A layer either calls `run`, or norms
+    and rotates its heads itself and calls `write` and `attend`. `run` does all of this in fewer
+    launches.
 
     Attributes:
         is_graph_safe: whether a CUDA graph may capture all methods, because the host reads nothing

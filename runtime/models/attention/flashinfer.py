@@ -92,9 +92,9 @@ class FlashInferAttention(TritonAttention):
         self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
 
     def _wrapper(self, kind: _Kind, device: torch.device, *, decodes: bool) -> Any:
-        """Return FlashInfer's wrapper for these layers and the step.
+        """Return FlashInfer's wrapper object for the layers of `kind`.
 
-        Make it when it is first needed.
+        The object is created at its first use.
         """
         key = kind, decodes, self._turn
         if key not in self._wrappers:

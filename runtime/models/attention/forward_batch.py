@@ -76,7 +76,7 @@ class StateSteps:
         *,
         is_decode: bool,
     ) -> None:
-        """Take the tensors."""
+        """Keep the tensors, which the class describes."""
         self.reads = reads
         self.save_indptr = save_indptr
         self.save_ends = save_ends
@@ -86,7 +86,7 @@ class StateSteps:
         self._taps: dict[int, Tensor] = {}
 
     def places(self, qo_indptr: Tensor) -> StatePlaces:
-        """Return the bounds and the slots in the form that kernels take.
+        """Return the sequences' bounds and the slots of their states in the form that kernels take.
 
         Args:
             qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's tokens.
@@ -184,9 +184,9 @@ class ForwardBatch:
         attention: the attention back end, planned for this batch.
         embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: indices of tokens whose
             embedding the caller gave, and these embeddings.
-        key_ends: `[num_tokens]` int32: the token attends to this many first keys of its sequence.
-            It is set if some tokens attend to later tokens, as an image's tokens do. With `None`, a
-            token attends to the keys up to its own.
+        key_ends: `[num_tokens]` int32: how many keys, counted from the first of its sequence, the
+            token attends to. It is set if some tokens attend to later tokens, as an image's tokens
+            do. With `None`, a token attends to the keys up to its own.
         images: the tokens that stand for images; `None` if there are none.
         rope_axes: `[3, num_tokens]` int64, rotary positions of time, row and column, if the three
             differ.

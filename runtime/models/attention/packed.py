@@ -57,5 +57,5 @@ def attend_packed(
 
 @cache
 def _nowhere(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an empty page for the kernel's arguments; negative slots leave it unwritten."""
+    """Return a dummy page for the kernel, which writes nothing to it as all slots are negative."""
     return torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device)

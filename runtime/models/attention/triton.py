@@ -67,7 +67,7 @@ class TritonAttention:
         self._plans.clear()
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        """See `SharesPrefixes.put_prefixes`.
+        """Send the groups of sequences with a common prefix to the device.
 
         The call does nothing before the first batch with `shares_prefixes`.
         """
@@ -124,7 +124,7 @@ class TritonAttention:
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
     ) -> Sequence[int]:
-        """Return the lengths of a step's last whole prompts that the prompt kernel computes."""
+        """Return the lengths of the prompts at the step's end that the prompt kernel computes."""
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
             return ()
@@ -146,7 +146,7 @@ class TritonAttention:
         return self._prompt.prompt_attention(q, k, v, lengths, layer.scale)
 
     def _prepare_prompts(self, layer: AttentionLayer, q: Tensor) -> None:
-        """Prepare the prompt kernels for all lengths; the first whole prompt runs at start-up."""
+        """Prepare the prompt kernels for all lengths, once for each kind of layer."""
         kind = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.scale
         if kind in self._ready:
             return

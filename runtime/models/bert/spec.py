@@ -50,7 +50,10 @@ class BertSpec(ModelSpec):
         return self.context_len + self.first_position
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`. Old checkpoints call a norm's weight and bias `gamma` and `beta`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`.
+
+        Old checkpoints call a norm's weight and bias `gamma` and `beta`.
+        """
         name = name.removeprefix(self.prefix)
         return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
             "LayerNorm.beta", "LayerNorm.bias"
@@ -98,7 +101,7 @@ class BertSpec(ModelSpec):
 
 
 def uneven(tp_size: int, num_heads: int, intermediate_size: int) -> list[str]:
-    """Return the parts of an encoder that `tp_size` ranks cannot share evenly.
+    """Return what `tp_size` ranks of an encoder cannot share evenly, such as `3 attention heads`.
 
     See `ModelSpec.uneven_parts`.
     """
@@ -107,7 +110,7 @@ def uneven(tp_size: int, num_heads: int, intermediate_size: int) -> list[str]:
 
 
 def read(config: Keys, generation: Keys) -> BertSpec:
-    """Read BERT's `config.json`; see `read_bert`."""
+    """Return the settings in BERT's `config.json`; errors are those of `read_bert`."""
     return read_bert(config, generation, prefix="bert.")
 
 
@@ -117,8 +120,8 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
     Args:
         config: the model's `config.json`.
         generation: the model's `generation_config.json`.
-        prefix: see `BertSpec`.
-        first_position: see `BertSpec`.
+        prefix: prefix of the encoder's weight names in the checkpoint of a model with a head.
+        first_position: row of the position embedding for a text's first token.
 
     Raises:
         StartupError: a number is missing or out of range, or a setting is not supported; one line

@@ -28,7 +28,7 @@ _MAX_SCALE = 1e6
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     windowed = read_window_pattern(config, spec.num_layers, 4)

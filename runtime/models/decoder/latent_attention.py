@@ -49,7 +49,7 @@ class UpProjection(Linear):
 
     @classmethod
     def of_heads(cls, latent: LatentAttentionSpec, context: BuildContext) -> UpProjection:
-        """Make the rows of the matrix that belong to this rank's heads."""
+        """Create the projection with those rows of the matrix that belong to this rank's heads."""
         size = latent.nope_dim + latent.output_dim
         rows = column("", latent.num_heads * size, context)
         made = cls.column_parallel(latent.value_dim, [rows], False, context)
@@ -96,7 +96,7 @@ class HalfUpProjection(Linear):
     def of_heads(
         cls, num_heads: int, head_rows: int, columns: int, context: BuildContext
     ) -> HalfUpProjection:
-        """Make the rows of the matrix that belong to this rank's heads.
+        """Create the projection with those rows of the matrix that belong to this rank's heads.
 
         Args:
             num_heads: heads of all ranks together.
@@ -190,11 +190,11 @@ class LatentAttention(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer.rounding`."""
+        """How the first product rounds its input; `None` if it takes floats."""
         return self.qkv_a_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """See `Mixer.attend`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor."""
         spec, layer = self._spec, self.attention
         assert spec.rope is not None
         assert layer.cos_sin is not None

@@ -25,7 +25,8 @@ class LatentDecoderSpec(DecoderSpec):
     """A decoder whose layers keep one latent per token in the KV cache, for all heads.
 
     Attributes:
-        query_rank, nope_dim, rope_dim, output_dim, has_split_up: see `LatentAttentionSpec`.
+        query_rank: size of the latent of queries; 0 if queries are computed from the hidden state.
+            The fields after `latent_dim` have the meaning that they have in `LatentAttentionSpec`.
         latent_dim: size of the latent of keys and values.
     """
 
@@ -54,9 +55,9 @@ class LatentDecoderSpec(DecoderSpec):
         )
 
     def check(self, tp_size: int, *, deterministic: bool) -> None:
-        """See `ModelSpec.check`.
+        """Refuse options that the model cannot be served with.
 
-        Refuse deterministic inference: products by heads are not batch-invariant.
+        Deterministic inference is refused, because products by heads are not batch-invariant.
         """
         super().check(tp_size, deterministic=deterministic)
         if deterministic:
@@ -117,7 +118,7 @@ def read_latent_decoder(
 
 
 def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> ExpertsSpec | None:
-    """Read the experts of DeepSeek's and GLM's mixtures: dense first layers, shared experts.
+    """Read the settings of the experts of DeepSeek and GLM, whose first layers have none.
 
     Args:
         config: keys of the model's `config.json`.

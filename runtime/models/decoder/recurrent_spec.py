@@ -173,7 +173,7 @@ class DeltaNetSpec(RecurrentSpec):
         """Return the key heads if ranks cannot share them evenly; see `RecurrentSpec`."""
         heads = self.num_key_heads
         if self.has_tiled_outputs and tp_size > 1:
-            # A rank's heads have no range of columns there.
+            # In this order, the columns of a rank's heads are not adjacent.
             return [f"{self.num_value_heads} value heads in the order of a GGUF file"]
         return [f"{heads} key heads of linear attention"] if heads % tp_size else []
 
@@ -226,13 +226,13 @@ class Mamba2Spec(RecurrentSpec):
 
     @property
     def conv_spans(self) -> tuple[int, int, int]:
-        """Channels of the convolution: those of heads' inputs, and of each of the two vectors."""
+        """Channels of the convolution: for heads' inputs, and for each of a group's two vectors."""
         of_groups = self.num_groups * self.state_dim
         return self.inner, of_groups, of_groups
 
     @property
     def conv_parts(self) -> tuple[int, int, int]:
-        """For each of these spans, the most parts into which ranks can divide it."""
+        """For each span of `conv_spans`, the most parts into which ranks can divide it."""
         return self.num_heads, self.num_groups, self.num_groups
 
     @property
@@ -249,7 +249,7 @@ class Mamba2Spec(RecurrentSpec):
         return RecurrentState((channels, matrix))
 
     def weights(self, prefix: str, hidden: int) -> Sequence[WeightSpec]:
-        """See `RecurrentSpec`."""
+        """Return the weights of the layer named `prefix`, except its norms and its MLP."""
         name, ours, channels = f"{prefix}.{self.name}", f"{prefix}.mamba", sum(self.conv_spans)
         rows, bias = self.inner + channels + self.num_heads, self.has_bias
         weights = linear_weights(f"{name}.in_proj", f"{ours}.in_proj", (rows, hidden), bias=bias)
@@ -263,7 +263,7 @@ class Mamba2Spec(RecurrentSpec):
         return weights + linear_weights(out, f"{ours}.o_proj", (hidden, self.inner), bias=bias)
 
     def uneven_parts(self, tp_size: int) -> list[str]:
-        """See `RecurrentSpec`."""
+        """Return what ranks cannot share evenly, such as `8 groups of heads of Mamba`."""
         groups = self.num_groups
         # With fewer groups than ranks, several ranks have a copy of the same group.
         shared_unevenly = groups % tp_size if groups >= tp_size else tp_size % groups
@@ -274,5 +274,5 @@ class Mamba2Spec(RecurrentSpec):
         return [what for rest, what in parts if rest]
 
     def norms_across_ranks(self, tp_size: int) -> bool:
-        """See `RecurrentSpec`."""
+        """Whether several ranks share a group of the norm."""
         return self.num_groups < tp_size

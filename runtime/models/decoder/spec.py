@@ -163,7 +163,10 @@ class DecoderSpec(ModelSpec):
     fused_qkv: bool = False
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`. Names lack `model.` in checkpoints that were saved without a head."""
+        """Return the name in `weights` of the checkpoint's tensor `name`.
+
+        Names lack `model.` in checkpoints that were saved without a head.
+        """
         if self.gives == "tokens" or name.startswith(("model.", "lm_head.", "score.")):
             return name
         return f"model.{name}"
@@ -204,11 +207,11 @@ class DecoderSpec(ModelSpec):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Return the name of the embeddings for the head's weight if the two are tied."""
+        """Return a map from the head's weight to the embeddings' weight if the two are tied."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.tie_word_embeddings else {}
 
     def untied(self) -> DecoderSpec:
-        """Return this spec with a head of its own instead of the embeddings; see `ModelSpec`."""
+        """Return this spec with a separate output head, if its head is tied to the embeddings."""
         return replace(self, tie_word_embeddings=False, has_own_head=True)
 
     def is_ignored(self, name: str) -> bool:
@@ -319,7 +322,7 @@ def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dic
 
 
 def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> DecoderSpec:
-    """Read a decoder whose MLP is gated with SiLU and whose layers share one rotary embedding.
+    """Return the settings of a decoder with SiLU gates and one rotary embedding for all layers.
 
     Args:
         config: keys of `config.json`.
@@ -338,7 +341,8 @@ def silu_decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -
     """Return the fields that `decoder_fields` reads, for a family whose MLP is gated with SiLU.
 
     Raises:
-        StartupError: see `decoder_fields`; or `config.json` names another activation.
+        StartupError: a number is missing or out of range, or a setting, such as another activation,
+            is not supported.
     """
     if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
         raise config.error("hidden_act", "'silu'")
@@ -346,7 +350,7 @@ def silu_decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -
 
 
 def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
-    """Return the layers that have a window by the key `layer_types`; `None` if the key is absent.
+    """Return the layers to which `layer_types` gives a window; `None` if the key is absent.
 
     Raises:
         StartupError: the key does not give a type for each layer.
@@ -376,7 +380,8 @@ def read_window_pattern(config: Keys, num_layers: int, pattern: int) -> frozense
         pattern: value of an absent `sliding_window_pattern`.
 
     Raises:
-        StartupError: see `read_layer_types`; or `sliding_window_pattern` is out of range.
+        StartupError: `layer_types` does not give a type for each layer, or `sliding_window_pattern`
+            is out of range.
     """
     layers = read_layer_types(config, num_layers)
     if layers is not None:

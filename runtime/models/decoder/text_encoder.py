@@ -88,7 +88,7 @@ class BothWays:
 class _Pages:
     """Pages for one layer's keys and values in a step.
 
-    The next layer of that shape overwrites them.
+    The next layer whose heads have the same shape overwrites them.
     """
 
     def __init__(self, states: Sequence[LayerState], context: BuildContext) -> None:

@@ -52,7 +52,7 @@ def read_v2(config: Keys, generation: Keys) -> LatentDecoderSpec:
     """Read the `config.json` of DeepSeek V2.
 
     Raises:
-        StartupError: see `read_latent_decoder`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     spec = read_latent_decoder(config, generation, _V2)
     config = Keys(config.source, {**_V2, **config.values})
@@ -73,7 +73,7 @@ def read_v3(config: Keys, generation: Keys) -> LatentDecoderSpec:
     """Read the `config.json` of DeepSeek V3 and R1, and of Kimi K2, which has the same keys.
 
     Raises:
-        StartupError: see `read_latent_decoder`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     spec = read_latent_decoder(config, generation, _V3)
     config = Keys(config.source, {**_V3, **config.values})

@@ -56,7 +56,7 @@ def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
     The model has no language-model head, and its tokens may attend in both directions.
 
     Raises:
-        StartupError: see `read`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     values = {**config.values, "use_bidirectional_attention": None}
     spec = read(Keys(config.source, values), generation)

@@ -45,7 +45,7 @@ class Gemma3VisionSpec(DecoderSpec):
     vision: SiglipVision
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`."""
         for prefix, ours in _PREFIXES.items():
             if name.startswith(prefix):
                 return ours + name.removeprefix(prefix)
@@ -63,7 +63,10 @@ class Gemma3VisionSpec(DecoderSpec):
         return (*decoder_weights(self), *ours)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`. The tower's pooling head is unused, and old files hold position ids."""
+        """Whether the checkpoint's tensor `name` is not needed.
+
+        The tower's pooling head is unused, and old files hold position ids.
+        """
         spare = (f"{TOWER}.head.", f"{TOWER}.embeddings.position_ids")
         return name.startswith(spare) or super().is_ignored(name)
 

@@ -29,7 +29,7 @@ class Gemma4Experts(ExpertsSpec):
     """
 
     def weights(self, prefix: str, hidden: int) -> Iterator[WeightSpec]:
-        """See `ExpertsSpec`."""
+        """Yield the spec of every tensor of the mixture in the layer named `prefix`."""
         router, count = f"{prefix}.router", self.num_experts
         yield from linear_weights(f"{router}.proj", router, (count, hidden))
         yield WeightSpec(f"{router}.scale", (hidden,), f"{prefix}.router_norm.weight", kind="norm")
@@ -93,7 +93,7 @@ def _attention(spec: Gemma4Spec, layer_idx: int, attention: str) -> Iterator[Wei
 
 
 def _model_inputs(spec: Gemma4Spec) -> Iterator[WeightSpec]:
-    """Yield the specs of the weights that compute the layers' embeddings of tokens."""
+    """Yield the specs of the weights that compute each layer's own token embeddings."""
     width = spec.num_layers * spec.input_size
     table = "model.embed_tokens_per_layer.weight"
     yield WeightSpec(table, (spec.input_vocab_size, width), table)
@@ -103,7 +103,7 @@ def _model_inputs(spec: Gemma4Spec) -> Iterator[WeightSpec]:
 
 
 def _layer_input(spec: Gemma4Spec, prefix: str) -> Iterator[WeightSpec]:
-    """Yield the specs of the weights with which a layer adds its embeddings of tokens."""
+    """Yield the specs of a layer's gate, projection and norm for its own token embeddings."""
     hidden, size = spec.hidden_size, spec.input_size
     gate, projection = f"{prefix}.per_layer_input_gate", f"{prefix}.per_layer_projection"
     yield from linear_weights(gate, gate, (size, hidden))

@@ -78,7 +78,7 @@ class Gemma4Attention(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer`."""
+        """How the first product rounds its input; `None` if it takes floats."""
         return self.qkv_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
@@ -170,12 +170,12 @@ class Gemma4Layer(DecoderLayer):
     def mixer_of(
         spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> Mixer:
-        """See `DecoderLayer`."""
+        """Make the module for the first half of the layer, the attention."""
         return Gemma4Attention(spec, context, layer_idx, ropes)
 
     @staticmethod
     def mlp_of(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP:
-        """See `DecoderLayer`."""
+        """Make the module for the second half of the layer, the MLP."""
         assert isinstance(spec, Gemma4Spec), "another family's spec"
         return DecoderMLP(spec, spec.mlp_size(layer_idx), context)
 
@@ -276,7 +276,7 @@ class Gemma4Decoder(Decoder):
         self.inputs = ModelInputs(spec, context) if spec.input_size else None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run one step; see `Decoder.forward` and `run_layers`."""
+        """Run this stage's layers; return the last norm's output, `[num_outputs, hidden_size]`."""
         if self.inputs is None:
             return super().forward(batch)
         assert self.norm is not None, "all layers are here"

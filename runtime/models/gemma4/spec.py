@@ -92,7 +92,7 @@ class Gemma4Spec(DecoderSpec):
     input_vocab_size: int
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`.
+        """Return the name in `weights` of the checkpoint's tensor `name`.
 
         Models that take images name the text model's tensors with another prefix.
         """
@@ -102,9 +102,10 @@ class Gemma4Spec(DecoderSpec):
         return super().canonical(name)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`.
+        """Whether the checkpoint's tensor `name` is not needed.
 
-        Image and sound towers are not loaded, nor the keys of layers that read others'.
+        Image and sound towers are not loaded. Neither are keys of layers that read other layers'
+        keys.
         """
         found = _OF_KEYS.match(name)
         is_unread = found is not None and self.is_reader(int(found[1]))
@@ -132,7 +133,7 @@ class Gemma4Spec(DecoderSpec):
         )
 
     def attention(self, layer_idx: int) -> AttentionSpec:
-        """See `DecoderSpec`."""
+        """Return the description of the attention of layer `layer_idx`."""
         layer = super().attention(layer_idx)
         if self.is_global(layer_idx):
             heads, size = self.num_global_kv_heads, self.global_head_dim
@@ -145,12 +146,18 @@ class Gemma4Spec(DecoderSpec):
 
     @property
     def applies_kv_scales(self) -> bool:
-        """See `ModelSpec`. Values are normed, so a checkpoint's scales are not applied."""
+        """Whether the checkpoint's scales of keys and values are applied.
+
+        They are not, because values are normed.
+        """
         return False
 
     @property
     def num_active_parameters(self) -> int:
-        """See `ModelSpec`. Of the table of the layers' embeddings, a token reads only one row."""
+        """Number of weight elements that one token reads.
+
+        Of the table of the layers' embeddings, a token reads only one row.
+        """
         return super().num_active_parameters - (
             self.input_vocab_size * self.num_layers * self.input_size
         )
@@ -222,7 +229,7 @@ def read_text_part(config: Keys, generation: Keys) -> Gemma4Spec:
     Images and sound are not served.
 
     Raises:
-        StartupError: see `read`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     spec = read(text_part(config), generation)
     return replace(spec, raw=config.values)

@@ -33,7 +33,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
     """Read the `config.json` of a 0414 checkpoint, `Glm4ForCausalLM`.
 
     Raises:
-        StartupError: see `read_glm`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     return replace(read_glm(config, generation), norms=NORMS)
 

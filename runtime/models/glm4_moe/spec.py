@@ -73,7 +73,7 @@ def read_lite(config: Keys, generation: Keys) -> LatentDecoderSpec:
     """Read the `config.json` of GLM-4.7-Flash, whose layers keep latents (MLA).
 
     Raises:
-        StartupError: see `read_latent_decoder`.
+        StartupError: a number is missing or out of range, or a setting is not supported.
     """
     spec = read_latent_decoder(config, generation, _LITE)
     config = Keys(config.source, {**_LITE, **config.values})

@@ -62,7 +62,7 @@ class GraniteHybridSpec(DecoderSpec):
     mamba_layers: frozenset[int]
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
-        """See `DecoderSpec`."""
+        """Return the Mamba 2 recurrence of layer `layer_idx`; `None` if it has none."""
         return self.mamba if layer_idx in self.mamba_layers else None
 
     def _list_weights(self) -> Sequence[WeightSpec]:
@@ -73,7 +73,7 @@ class GraniteHybridSpec(DecoderSpec):
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the `config.json` of a dense Granite; see `read_decoder`."""
+    """Return the settings of a dense Granite; errors as in `read_decoder`."""
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     return replace(
@@ -86,7 +86,7 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 
 
 def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the `config.json` of a Granite with experts; see `read_decoder`."""
+    """Return the settings of a Granite with experts; errors as in `read_decoder`."""
     spec = replace(read(config, generation), mlp_bias=False)
     return replace(spec, experts=_read_experts(config, spec))
 

@@ -20,7 +20,8 @@ class SpansShard(WeightShard):
     Attributes:
         spans: number of rows of each span. The fields `start` and `length` are not used.
         rank, num_ranks: this rank's index and the number of ranks, which select the part.
-        num_parts: see `WeightShard`.
+        num_parts: number of equal parts of each span. With fewer parts than ranks, neighboring
+            ranks have copies of one part.
     """
 
     spans: tuple[int, ...] = ()
@@ -123,7 +124,7 @@ def conv_holder(
         width: tokens that the convolution reads.
         context: dtype, device and rank.
         bias: whether the convolution has a bias.
-        num_parts: see `spans_shard`.
+        num_parts: for each span, the most parts into which it can be divided; empty for no limit.
     """
     shapes = {"weight": (1, width), "bias": ()} if bias else {"weight": (1, width)}
     return ChannelWeights(

@@ -81,7 +81,7 @@ class DeltaNet(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer`."""
+        """How the first product rounds its input; `None` if it takes floats."""
         # The two products may need different inputs: the gates' weight may be in 16 bits while the
         # other is in 8-bit codes.
         return self.in_proj.rounding if self.gate_proj is None else None

@@ -62,12 +62,12 @@ class GatedAttention(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer`."""
+        """How the first product rounds its input; `None` if it takes floats."""
         return self.qkv_proj.rounding
 
     @property
     def cos_sin(self) -> Tensor | None:
-        """See `Mixer`."""
+        """The rotary table, `[max_positions, rotary_dim]`, or `None` if heads are not rotated."""
         return self._cos_sin
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:

@@ -64,7 +64,7 @@ def spanned(
 ) -> Output:
     """Return the projection `shard`, of which each rank has a part of every span of rows.
 
-    See `spans_shard` for the parts.
+    `num_parts` has, for each span, the most parts into which it can be divided.
 
     Raises:
         ValueError: the rows of a span cannot be split evenly.
@@ -229,7 +229,7 @@ class Linear(WeightHolder):
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the product rounds its input; see the class."""
+        """How the product rounds its input; `None` if it takes floats."""
         packed = self.matrix.packed
         if packed is None or (self._adapters is not None and self._adapters[1].is_on):
             # Adapters need the input before it is rounded.
@@ -237,7 +237,7 @@ class Linear(WeightHolder):
         return packed.rounding
 
     def gates_in_one_kernel(self, num_tokens: int) -> bool:
-        """See `PackedLinear.gates_in_one_kernel`."""
+        """Whether `gated` is faster than `apply` followed by an activation, for so many tokens."""
         packed = self.matrix.packed
         if packed is None or (self._adapters is not None and self._adapters[1].is_on):
             return False

@@ -36,7 +36,7 @@ class Matrix(ABC):
         """
 
     def hold(self, kept: list[tuple[str, str]]) -> None:
-        """Put the filled tensors into use like `pack`, but for `rows` alone."""
+        """Put the filled tensors into use like `pack`; afterwards only `rows` may be called."""
         self.pack(kept, None)
 
     @abstractmethod

@@ -39,7 +39,7 @@ class WeightShard:
     num_blocks: int = 1
 
     def local_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of the checkpoint tensor `whole`, a view or a copy of blocks."""
+        """Return this rank's part of the checkpoint tensor `whole`, as a view if possible."""
         if self.shard_dim is None:
             return whole
         if self.num_blocks == 1:
@@ -58,14 +58,18 @@ class WeightShard:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Rows of each span if a rank has its own part of several spans; empty for other shards."""
+        """For a shard of several row spans, of each of which a rank has a part, the spans' rows.
+
+        Empty for other shards.
+        """
         return ()
 
     @property
     def num_parts(self) -> tuple[int, ...]:
-        """Number of equal parts of each span; empty for other shards.
+        """For a shard of several row spans, the number of equal parts of each span.
 
-        With fewer parts than ranks, neighboring ranks have copies of one part.
+        With fewer parts than ranks, neighboring ranks have copies of one part. Empty for other
+        shards.
         """
         return ()
 

@@ -50,7 +50,7 @@ def cos_sin_table(
     """Compute the table of cosines and sines that `kernels.rope` reads.
 
     Args:
-        rope: the kind of scaling and its numbers, as `load_model_config` checked them.
+        rope: the kind of scaling and its numbers, as `read_rope` checked them.
         head_dim: number of rotated elements of a head, even.
         max_positions: rows of the table.
         device: device of the result; the table is computed on the CPU.
@@ -134,7 +134,7 @@ def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor,
 
 
 def _longrope(rope: RopeConfig, frequencies: Tensor, max_positions: int) -> tuple[Tensor, float]:
-    """Divide each frequency by a factor of its own, long or short for all sequences.
+    """Divide each frequency by a factor of its own: for all sequences the long or the short one.
 
     The long factors are used if the longest sequence that is served exceeds the original context.
     `transformers` chooses by the length of each sequence instead. Then, when a sequence grows

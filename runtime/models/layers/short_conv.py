@@ -41,7 +41,7 @@ class ShortConv(Mixer):
 
     @property
     def rounding(self) -> Rounding | None:
-        """See `Mixer`."""
+        """How the first product rounds its input; `None` if it takes floats."""
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:

@@ -19,7 +19,8 @@ class StackedParameter(Parameter):
     """One matrix of all experts, or one bias of all experts, that one checkpoint tensor fills.
 
     Attributes:
-        is_transposed, is_interleaved: see the constructor.
+        is_transposed: whether the checkpoint stores the input's dimension before the output's.
+        is_interleaved: whether rows of gate and up alternate in the checkpoint.
     """
 
     __slots__ = ("is_interleaved", "is_transposed")

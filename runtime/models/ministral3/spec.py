@@ -38,7 +38,7 @@ _MAX_BETA = 1e3
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     values = {**DEFAULTS, **config.values}
     if not (values.get("rope_parameters") or values.get("rope_scaling")):
         values["rope_parameters"] = _ROPE

@@ -29,14 +29,14 @@ class Mistral3Spec(DecoderSpec):
     """The settings of the decoder; the model's image tower is not loaded."""
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`."""
         for prefix, ours in _PREFIXES.items():
             if name.startswith(prefix):
                 return ours + name.removeprefix(prefix)
         return super().canonical(name)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`."""
+        """Whether the checkpoint's tensor `name` is not needed."""
         return name.startswith(_NOT_LOADED) or super().is_ignored(name)
 
 

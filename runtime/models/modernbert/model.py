@@ -54,7 +54,7 @@ class ModernBertLayer:
         )
 
     def forward(self, stream: Tensor, batch: EncoderBatch) -> None:
-        """Add the layer's two halves to the stream, `[num_tokens, hidden_size]`, in place."""
+        """Add the outputs of both blocks to `stream`, `[num_tokens, hidden_size]`, in place."""
         normed = stream if self.attn_norm is None else self.attn_norm.forward(stream)
         qkv = self.attn_in.apply(normed)
         attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)

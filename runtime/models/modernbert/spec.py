@@ -53,7 +53,7 @@ class ModernBertSpec(ModelSpec):
     mlp_bias: bool = False
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`."""
         return name.removeprefix("model.")
 
     def _list_weights(self) -> Sequence[WeightSpec]:

@@ -69,7 +69,7 @@ class NemotronHSpec(DecoderSpec):
 
     @cached_property
     def layer_states(self) -> Sequence[LayerState]:
-        """See `ModelSpec`."""
+        """Return the state that each layer keeps between steps."""
         states = super().layer_states
         return tuple(
             NoState() if kind == MLP else state
@@ -77,20 +77,26 @@ class NemotronHSpec(DecoderSpec):
         )
 
     def recurrence(self, layer_idx: int) -> RecurrentSpec | None:
-        """See `DecoderSpec`."""
+        """Return the Mamba 2 recurrence of layer `layer_idx`; `None` if it has none."""
         return self.mamba if self.kinds[layer_idx] == MAMBA else None
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`. In files of `transformers` 5, names begin with `model.`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`.
+
+        In files of `transformers` 5, names begin with `model.`.
+        """
         return f"backbone.{name.removeprefix('model.')}" if name.startswith("model.") else name
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Return the name of the embeddings for the head's weight if the two are tied."""
+        """Return a map from the head's weight to the embeddings' weight if the two are tied."""
         return {"lm_head.weight": "backbone.embeddings.weight"} if self.tie_word_embeddings else {}
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`. Layers that predict further tokens are not loaded."""
+        """Whether the checkpoint's tensor `name` is not needed.
+
+        Layers that predict further tokens are not loaded.
+        """
         return name.startswith("mtp.") or super().is_ignored(name)
 
     def _list_weights(self) -> Sequence[WeightSpec]:

@@ -21,7 +21,7 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     return replace(spec, norms=NORMS, has_joint_qk_norm=True)

@@ -25,10 +25,11 @@ DEFAULTS = {
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`.
+    """Return the settings in the family's `config.json`.
 
     Raises:
-        StartupError: q, k and v are clipped, which no released model does.
+        StartupError: a number is missing or out of range, or q, k and v are clipped, which no
+            released model does.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.values.get("clip_qkv") is not None:

@@ -1,1 +1,1 @@
-"""Quantization methods: a folder for each, with one part for the front and one for the device."""
+"""Quantization methods: a folder each, with one part that needs torch and one that does not."""

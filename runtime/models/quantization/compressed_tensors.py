@@ -40,7 +40,7 @@ def read(path: Path, words: Mapping[str, Any]) -> Quantization:
 def _kv_cache_dtype(scheme: object) -> str:
     """Return the form of keys and values in the KV cache, `fp8_e4m3` or `auto`.
 
-    Forms other than E4M3 are replaced by 16 bits, which are more precise.
+    `auto` takes the place of 8-bit forms other than E4M3: 16 bits are more precise.
     """
     given = scheme if isinstance(scheme, dict) else {}
     is_e4m3 = given.get("type") == "float" and given.get("num_bits") == 8

@@ -1,7 +1,7 @@
-"""The quantization methods, each with a part for the front and one for the device.
+"""The quantization methods, each with a part for the front process and one for the device.
 
 `METHODS` has one line for each `quant_method` of `config.json`. The modules are imported on use, so
-that the front never imports torch.
+that the front process (the HTTP server) never imports torch.
 """
 
 from __future__ import annotations

@@ -9,5 +9,5 @@ TRAITS = DecoderTraits(biases="qkv", window="switched", default_window=4096)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     return read_decoder(config, generation, TRAITS)

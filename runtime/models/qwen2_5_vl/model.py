@@ -53,7 +53,8 @@ class Block:
                 if there is none.
             stream: `[num_patches, width]`, the residual stream of all patches, changed in place.
             run: the constants of these patches.
-            lengths: numbers of patches of the parts within which patches attend.
+            lengths: number of patches of each part of the sequence; patches attend only within
+                their part.
 
         Returns:
             `[num_patches, width]`, the block's output.
@@ -131,7 +132,7 @@ class Qwen2_5_VL(SeeingDecoder):
 
 
 def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, list[int]]:
-    """Return an order of images' vectors in which each square of attention is contiguous.
+    """Return an order of the images' vectors in which each attention square is contiguous.
 
     Args:
         grids: rows and columns of patches of each image.

@@ -11,7 +11,7 @@ from runtime.models.qwen2.spec import TRAITS
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     has_bias = config.flag("qkv_bias", True)
     traits = TRAITS if has_bias else replace(TRAITS, biases="never")
     spec = read_decoder(config, generation, traits)

@@ -60,17 +60,17 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
 
 
 def read_moe(config: Keys, generation: Keys) -> Qwen3NextSpec:
-    """Read the `config.json` of a text model with experts; see `read`."""
+    """Return the settings of a text model with experts; errors are those of `read`."""
     return Qwen3NextSpec(**_text_fields(config, generation, MOE_DEFAULTS))
 
 
 def read_vision(config: Keys, generation: Keys) -> Qwen3_5VLSpec:
-    """Read the `config.json` of a dense model with a tower; see `read`."""
+    """Return the settings of a dense model with a vision tower; errors are those of `read`."""
     return _read_vision(config, generation, DEFAULTS)
 
 
 def read_moe_vision(config: Keys, generation: Keys) -> Qwen3_5VLSpec:
-    """Read the `config.json` of a model with experts and a tower; see `read`."""
+    """Return the settings of a model with experts and a tower; errors are those of `read`."""
     return _read_vision(config, generation, MOE_DEFAULTS)
 
 

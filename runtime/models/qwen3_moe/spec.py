@@ -13,6 +13,6 @@ TRAITS = replace(qwen3.TRAITS, head_dim=None)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     spec = read_decoder(config, generation, TRAITS)
     return replace(spec, experts=read_qwen_experts(config, has_shared=False))

@@ -59,7 +59,10 @@ class Qwen3NextSpec(DecoderSpec):
         return replace(super().attention(layer_idx), has_gate=True)
 
     def is_ignored(self, name: str) -> bool:
-        """See `ModelSpec`: layers that predict further tokens are not used."""
+        """Whether the checkpoint's tensor `name` is not needed.
+
+        Layers that predict further tokens are not used.
+        """
         return name.startswith("mtp.") or super().is_ignored(name)
 
 
@@ -75,7 +78,7 @@ def read(config: Keys, generation: Keys) -> Qwen3NextSpec:
 
 
 def hybrid_fields(config: Keys, generation: Keys) -> dict[str, Any]:
-    """Return the fields of a `Qwen3NextSpec` without experts.
+    """Return the fields of a `Qwen3NextSpec`, except those of its experts.
 
     Raises:
         StartupError: a number is missing or out of range, or a setting is not supported.

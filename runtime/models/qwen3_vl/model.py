@@ -163,17 +163,17 @@ class Qwen3VL(SeeingDecoder):
 
 
 def stretched(grids: Sequence[Grid], positions: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Return bilinear weights for a square of points that is stretched over each image.
+    """Return the points and weights with which a square grid is interpolated for each patch.
 
-    The corners of the square lie on the corners of the image.
+    The interpolation is bilinear. The corners of the grid lie on the corners of the image.
 
     Args:
         grids: rows and columns of patches of each image.
         positions: `[2, num_patches]` int64, row and column of each patch.
-        side: number of points along a side of the square.
+        side: number of points along a side of the grid.
 
     Returns:
-        For each patch the four points of the square around it: the points' indices, `[4,
+        For each patch the four points of the grid around it: the points' indices, `[4,
         num_patches]` int64, and their weights, `[4, num_patches]` float32.
     """
     device = positions.device

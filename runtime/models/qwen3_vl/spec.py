@@ -95,7 +95,7 @@ def seeing_fields(
     defaults: Mapping[str, Any],
     sections: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the fields of a spec that describe the tower, besides those of the decoder.
+    """Return the fields that a spec has for its vision tower, in addition to the decoder's.
 
     Args:
         config: keys of the whole `config.json`.

@@ -11,6 +11,6 @@ from runtime.models.bert.spec import BertSpec, read_bert
 
 
 def read(config: Keys, generation: Keys) -> BertSpec:
-    """Read the family's `config.json`; see `read_bert`."""
+    """Return the settings in `config.json`; errors are those of `read_bert`."""
     padding = config.integer("pad_token_id", MAX_VOCAB, 1, low=0)
     return read_bert(config, generation, prefix="roberta.", first_position=padding + 1)

@@ -19,7 +19,7 @@ DEFAULTS = {
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Read the family's `config.json`; see `read_decoder`."""
+    """Return the settings in `config.json`; errors are those of `read_decoder`."""
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_sliding_window", False):
         raise config.error("use_sliding_window", "false")

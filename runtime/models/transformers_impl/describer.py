@@ -1,4 +1,4 @@
-"""Describes a model of `transformers`, in a process of its own, because the front has no torch.
+"""Describes a model of `transformers`, in a process of its own, as the front process has no torch.
 
 `python -m runtime.models.transformers_impl.describer` reads a `Question` from its input and writes
 an `Answer` to its output.

@@ -1,4 +1,4 @@
-"""The description of a model of `transformers`, which a process with torch makes for the front.
+"""The description of a `transformers` model, made in a process with torch for the front process.
 
 Imports no torch.
 """

@@ -35,7 +35,7 @@ _MLPS: Mapping[str, MlpKind] = {"llama:LlamaMLP": "gated", "phi3:Phi3MLP": "pack
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """An attention block that our layers can replace, in the forms that known models have.
+    """The form of an attention block of `transformers` that our layers can replace.
 
     Attributes:
         has_norms: whether heads of queries and keys have norms.
@@ -135,7 +135,7 @@ def attention_form(attention: nn.Module) -> AttentionForm | None:
 
 
 def layer_norms(layer: nn.Module) -> Mapping[str, str] | None:
-    """Return a layer's norms by their places; `None` if the layer differs from our layers.
+    """Return a layer's norms by their places in our layers; `None` if the layer differs from ours.
 
     Our layers add the results of attention and MLP to a residual stream.
     """

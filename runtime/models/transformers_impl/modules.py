@@ -202,7 +202,7 @@ class QuickAttention(nn.Module):
 class CalledAttention:
     """Our function for one layer in the attention interface of `transformers`.
 
-    The layer's own code makes the heads and calls the function.
+    The layer's own code computes the query, key and value heads and calls the function.
     """
 
     def __init__(

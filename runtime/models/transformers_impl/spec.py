@@ -1,7 +1,7 @@
 """The spec of a model that `transformers` builds, made from a description. Imports no torch.
 
-The front starts a process in which `transformers` builds the model on the meta device and describes
-it. A process that has already imported torch describes the model itself.
+The front process starts another process in which `transformers` builds the model on the meta device
+and describes it. A process that has already imported torch describes the model itself.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class AdaptedSpec(ModelSpec):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Return the names of tensors that repeat another tensor; see `ModelSpec`."""
+        """Return a map from each tensor that repeats another tensor to that tensor."""
         return self.described.aliases
 
     def untied(self) -> AdaptedSpec:
-        """Return this spec with a head of its own instead of the embeddings; see `ModelSpec`."""
+        """Return this spec with a separate output head, if its head is tied to the embeddings."""
         values = {**self.values, "tie_word_embeddings": False}
         described = _ask(self.architecture, values)
         return replace(self, described=described, values=values, has_own_head=True)

@@ -392,7 +392,7 @@ def _attend(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as a function of the attention interface of `transformers`.
+    """Compute attention; a function for the attention interface of `transformers`.
 
     Args:
         module: the attention of one layer.

@@ -75,7 +75,7 @@ class QwenVLSpec(DecoderSpec):
     tower_weights: tuple[WeightSpec, ...]
 
     def canonical(self, name: str) -> str:
-        """See `ModelSpec`."""
+        """Return the name in `weights` of the checkpoint's tensor `name`."""
         for prefix, ours in _PREFIXES.items():
             if name.startswith(prefix):
                 return ours + name.removeprefix(prefix)
@@ -246,7 +246,7 @@ def patch_weight(vision: QwenVision) -> WeightSpec:
 
 
 def attention_weights(vision: QwenVision, block: str) -> list[WeightSpec]:
-    """Return the specs of a block's attention; checkpoints store q, k and v as one tensor."""
+    """Return the specs of the weights of a block's attention; checkpoints fuse q, k and v."""
     width = vision.width
     qkv = tower_linear(f"{block}.attn.qkv", 3 * width, width)
     return [*qkv, *tower_linear(f"{block}.attn.proj", width, width)]

@@ -25,7 +25,7 @@ from runtime.models.vision.tower import Normalize
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Let torch's operations run on this thread only; our kernels must be called outside.
+    """Context manager: torch's operations use this thread only; call our kernels outside it.
 
     The operations inside only move numbers, for which one core needs well under a millisecond.
     torch would split each operation among threads, and on busy cores the other thread waits for its
@@ -158,7 +158,7 @@ def start_run(
 
 
 class TowerAttention:
-    """Attention of a block in both directions, within parts of the sequence of patches."""
+    """Attention of a block, in both directions. A patch attends within its part of the sequence."""
 
     __slots__ = ("proj", "qkv")
 
@@ -173,7 +173,8 @@ class TowerAttention:
         Args:
             hidden: `[num_patches, width]`, all patches.
             run: the constants of these patches.
-            lengths: numbers of patches of the parts within which patches attend.
+            lengths: number of patches of each part of the sequence; patches attend only within
+                their part.
 
         Returns:
             A new tensor of the shape of `hidden`.

@@ -97,7 +97,7 @@ class Siglip:
         self.post_layernorm = LayerNorm(width, vision.layer_norm_eps, context)
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Compute the vectors of images, in the order of their rows.
+        """Compute the vectors of the images' patches, row by row.
 
         Args:
             images: `[3, side, side]` uint8 each.

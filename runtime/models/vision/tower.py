@@ -35,7 +35,7 @@ class Tower(ABC):
 
 
 class Normalize:
-    """Maps bytes of pixels to the input of a tower's first product."""
+    """Scales and normalizes pixels for the first matrix product of a vision tower."""
 
     def __init__(self, spec: VisionSpec, context: BuildContext) -> None:
         """Copy the mean and the deviation of `spec` to the device."""

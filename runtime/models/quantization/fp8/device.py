@@ -188,7 +188,7 @@ class Codes:
         self._input.scales.clear()
 
     def take(self, shard_name: str) -> Tensor:
-        """Remove a shard's codes and return its numbers, float32 `local_shape`.
+        """Remove a shard's codes and return its numbers, float32 of the shard's `local_shape`.
 
         `take_scales` must be called first.
         """
@@ -210,7 +210,7 @@ class Codes:
         return Rounding(scheme.group, scale[0], CODES[scheme.codes])
 
     def common_rounding(self, shard_names: list[str]) -> Rounding | None:
-        """Return how a product of several shards rounds its activations once.
+        """Return how activations are rounded once for the joint product of several shards.
 
         If the shards have different static scales, each token gets a scale of its own, which is
         finer.
@@ -251,7 +251,7 @@ class Codes:
 
 
 class _Reading(ABC):
-    """Reads the stored tensors back from the numbers that products use."""
+    """Restores the stored tensors (codes and scales) from the packed matrices; a base class."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:

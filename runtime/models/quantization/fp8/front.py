@@ -40,7 +40,7 @@ class Fp8Quantization(Quantization):
         stored: whether a matrix is in 8-bit codes, by the tensor's name; `None` without weight
             files.
         while_loading: whether the files hold floats, which become E4M3 while they load.
-        kv_cache_dtype: see `Quantization`.
+        kv_cache_dtype: format of keys and values that the checkpoint was made for.
     """
 
     groups: tuple[Fp8Group, ...]
@@ -110,7 +110,7 @@ class Fp8Quantization(Quantization):
         return find_kv_scales(self.stored or {}, attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> Fp8Quantization:
-        """See `Quantization`."""
+        """Return the same quantization with `canonical` applied to the tensors' names."""
         if self.stored is None:
             return self
         return replace(self, stored={canonical(name): is_in for name, is_in in self.stored.items()})
@@ -144,7 +144,7 @@ def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
 
 
 def _named_as(group: Fp8Group, stored: Mapping[str, bool]) -> Fp8Group:
-    """Return a group with the names of `transformers`, if the files have them (Ministral 3)."""
+    """Return `group`, with the scales' names of `transformers` if the files use those names."""
     has_blocks = group.scheme.block != (0, 0)
     if has_blocks or not any(name.endswith(".weight_scale_inv") for name in stored):
         return group
@@ -176,7 +176,7 @@ class _Words:
         )
 
     def names(self, *keys: str) -> Modules:
-        """Return the modules that the first of `keys` that is present lists."""
+        """Return the modules in the list under the first of `keys` that is present."""
         return read_modules(self.path, self.words, *keys)
 
     def block(self, value: object, modules: str = "Linear") -> tuple[int, int]:
@@ -277,7 +277,7 @@ def _activations(words: _Words, given: dict[str, Any], shown: str) -> dict[str, 
 
 
 def _codes_of(given: object) -> str | None:
-    """Return the dtype of the codes, `F8_E4M3` or `I8`; `None` for one that is not supported."""
+    """Return the codes' dtype, `F8_E4M3` or `I8`, for a tool's keys; `None` if not supported."""
     if not isinstance(given, dict) or given.get("num_bits") != 8:
         return None
     if given.get("symmetric", True) is not True:

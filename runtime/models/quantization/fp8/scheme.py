@@ -17,7 +17,7 @@ class Fp8Scheme:
     Attributes:
         block: rows and columns of a block of numbers that share a scale; 0 for all rows or columns.
         rounds: whether products round their activations to codes of the same type.
-        group: number of a token's columns that share a scale; 0 for all of them.
+        group: for activations, number of a token's columns that share a scale; 0 for all of them.
         is_static: whether the checkpoint gives the scale of activations, one for all tokens.
         scale: last part of the names of the matrices' scales.
         codes: type of the codes on disk, `F8_E4M3` or `I8`.
@@ -33,7 +33,7 @@ class Fp8Scheme:
     input_scale: str = "input_scale"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the scales of a matrix; dimensions of 1 may be omitted."""
+        """Return the shape of a matrix's scales; checkpoints may omit its dimensions of 1."""
         if self.block == (0, 0):
             return (1,)
         rows, columns = (

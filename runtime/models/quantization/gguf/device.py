@@ -99,7 +99,7 @@ def _is_blocks(form: str) -> bool:
 
 
 def _part_of(shard: WeightShard, form: str) -> tuple[int, int] | None:
-    """Return the first byte and the bytes of this rank's part of a row.
+    """Return the first byte of this rank's part of a row, and the number of its bytes.
 
     Returns `None` if the part would begin or end within a block.
     """

@@ -105,7 +105,7 @@ class SameWhileLoaded(StoredForms):
         return found if found in ("F16", "BF16") else "F32"
 
     def renamed(self, canonical: Callable[[str], str]) -> SameWhileLoaded:
-        """See `Quantization`."""
+        """Return the same quantization with `canonical` applied to the tensors' names."""
         return replace(self, stored={canonical(name): kind for name, kind in self.stored.items()})
 
     @property

@@ -106,7 +106,7 @@ class GroupExperts(Reading, ExpertsStore):
     def _joined(self, name: str) -> Grouped | None:
         """Return the filled codes of all experts, stacked along the rows.
 
-        `None` if they do not fit.
+        `None` if their formats differ, or an expert has no codes.
         """
         stored = self._all[name]
         filled = stored.code.filled
@@ -159,7 +159,7 @@ class GroupExperts(Reading, ExpertsStore):
 
 
 def _half(rows: Tensor, shard_name: str) -> Tensor:
-    """Return the rows of one shard (`gate`, `up` or all of `down`) of its expert's matrix."""
+    """Return the rows of one shard (`gate`, `up` or all of `down`) of an expert's matrix."""
     if not shard_name.endswith(("gate", "up")):
         return rows
     gate, up = rows.chunk(2)

@@ -78,8 +78,8 @@ class Codes:
             codes: this rank's codes, `[rows, columns]` uint8.
 
         Returns:
-            `None` for plain numbers. Also `None` if the columns of a group are scattered and the
-            rank has only some columns.
+            The codes; `None` for plain numbers. Also `None` if the columns of a group are scattered
+            and the rank has only some columns.
         """
         shard, scheme = self.code.shards[shard_name], self.code.schemes[shard_name]
         if scheme is None:
@@ -110,7 +110,7 @@ class Codes:
     def _by_row(self, shard_name: str, scheme: GroupScheme) -> tuple[Tensor, Tensor | None]:
         """Return scales and zero points of this rank's rows.
 
-        `None` if all zero points are the middle.
+        `None` takes the place of zero points if all of them are the middle code.
         """
         shard = self.code.shards[shard_name]
         scales = scales_by_row(self._used["_scale"][shard_name], scheme)
@@ -180,7 +180,7 @@ class Codes:
 
 
 class Reading(ABC):
-    """Reads back the stored tensors of matrices in codes."""
+    """Restores the stored tensors of matrices in codes from the packed ones; a base class."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:

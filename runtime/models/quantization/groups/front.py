@@ -37,7 +37,7 @@ class GroupQuantization(Quantization):
         groups: schemes with the modules that they apply to.
         ignored: modules that stay in 16 bits.
         stored: names of all tensors; `None` if there are no files.
-        kv_cache_dtype: see `Quantization`.
+        kv_cache_dtype: format of keys and values that the checkpoint was made for.
     """
 
     groups: tuple[CodesGroup, ...]
@@ -112,7 +112,7 @@ class GroupQuantization(Quantization):
         return find_kv_scales(self.stored or (), attention)
 
     def renamed(self, canonical: Callable[[str], str]) -> GroupQuantization:
-        """See `Quantization`."""
+        """Return the same quantization with `canonical` applied to the tensors' names."""
         if self.stored is None:
             return self
         return replace(self, stored=frozenset(map(canonical, self.stored)))

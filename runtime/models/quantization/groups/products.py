@@ -155,7 +155,7 @@ class GroupMatrix(Reading, Matrix):
     """Codes of one or several projections that are computed as one product."""
 
     def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
-        """Keep the stored tensors; see `Product` for the other arguments."""
+        """Keep the stored tensors of the projections."""
         self._stored = stored
         self._made = Product(stored, stored.code.ordered(), implementation, keeps=keeps)
 

@@ -102,7 +102,7 @@ class BlocksParameter(BytesParameter):
 
     @property
     def number_shards(self) -> Mapping[str, WeightShard]:
-        """The shards of the numbers, whose layout is that of a plain parameter; see `Parameter`."""
+        """The shards of the numbers that the blocks represent: those of a plain parameter."""
         return self.plain.shards
 
     @property

@@ -175,7 +175,7 @@ class Mxfp4Experts(ExpertsStore):
         return mine.unflatten(0, (self._num_experts, -1)).contiguous()
 
     def _present(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the codes, one per byte, and the scales of all rows, as they were packed."""
+        """Return the packed codes of the parameter `name`, one per byte, and its scales."""
         assert self._packed is not None, "the weights are not loaded"
         which = cast("Literal['gate_up', 'down']", name)
         if self._is_coded:

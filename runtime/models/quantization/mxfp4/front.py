@@ -82,14 +82,14 @@ class Mxfp4Quantization(Quantization):
         return count // 2 + count // GROUP
 
     def renamed(self, canonical: Callable[[str], str]) -> Mxfp4Quantization:
-        """See `Quantization`."""
+        """Return the same quantization with `canonical` applied to the tensors' names."""
         if self.stored is None:
             return self
         return replace(self, stored=frozenset(map(canonical, self.stored)))
 
     @property
     def description(self) -> str:
-        """See `Quantization`."""
+        """Text for logs: `experts in MXFP4, weights only`."""
         return "experts in MXFP4, weights only"
 
 
