@@ -43,8 +43,8 @@ class WeightSpec:
         of: for a scale, the name of the quantized tensor that it scales. If the checkpoint has
             floats in place of that tensor, the scale is computed. For a tensor of floats, the name
             of the quantized tensor that it becomes. Otherwise empty.
-        is_precise: whether the product with this weight is computed in float32 for every type of
-            model.
+        is_precise: whether the product with this weight is computed in float32, whatever the
+            model's type is.
     """
 
     name: str
@@ -228,10 +228,11 @@ class ModelSpec(ABC):
             model that serves requests, also from the tokenizer.
         bos_token_id: id that starts a text; `None` if there is none.
         dtype: the checkpoint's own type, such as `bfloat16`.
-        generation_defaults: sampling parameters of `generation_config.json`, by our names.
+        generation_defaults: sampling parameters of `generation_config.json`, named as in
+            `sampling_params`.
         raw: the whole of `config.json`, with `overrides`.
         overrides: the operator's keys, which replace those of `config.json`.
-        gives: what the model computes.
+        gives: what the model computes: `tokens`, `vectors` or `scores`.
         pooling: for vectors or scores, how tokens are pooled, and the layers after that.
         text_limit: for vectors, the most tokens of a text, as the folder sets it; `None` for as
             many as the positions allow.

@@ -1,4 +1,4 @@
-"""Finds heads that `config.json` ties to the embeddings although the files have another matrix.
+"""Finds output heads that `config.json` ties to the embeddings, but that differ in the files.
 
 No torch.
 """

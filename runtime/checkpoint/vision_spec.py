@@ -33,7 +33,7 @@ class VisionSpec:
         side: side of the resized image, pixels, with `square`; otherwise 0.
         num_tokens: vectors of an image, with `square`; 0 if they follow from the image's size.
         resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
-        rescale_factor: factor of the pixels' bytes, in float32.
+        rescale_factor: factor by which the bytes of pixels are multiplied, in float32.
         mean, std: a number for each channel: the mean is subtracted, then the result is divided by
             `std`.
         num_outputs: vectors of the decoder's width that the tower gives for each placeholder.

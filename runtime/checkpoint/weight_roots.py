@@ -101,8 +101,8 @@ class AdapterRoots:
     """The folders from which a client may load adapters.
 
     Attributes:
-        weights: the folders allowed for weights, which hold for adapters too; `None` allows every
-            folder of this machine.
+        weights: the allowed folders, which are those for weights; `None` allows every folder of
+            this machine.
     """
 
     weights: WeightRoots | None

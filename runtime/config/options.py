@@ -123,8 +123,8 @@ class HttpArgs:
     )
     allow_open_admin: bool = option(
         False,
-        "Start without a key on an address that other machines reach. These machines may then change "
-        "the server.",
+        "Start without a key on an address that other machines reach. These machines may then "
+        "change the server.",
     )
     max_connections: int | None = option(
         None, "Most open connections; when absent, what the limit on open files allows."

@@ -126,7 +126,7 @@ class HostPool:
 class HostPools(NamedTuple):
     """A rank's host memory for pages and for recurrent states.
 
-    `None` for a kind it does not have.
+    A field is `None` if the rank has no such memory.
     """
 
     pages: HostPool | None = None

@@ -1,6 +1,6 @@
 """Computes the vectors of images with the image tower, and keeps them on the device.
 
-A step's plan lists the images to compute and to drop. An image's digest is its key.
+A step's plan lists the images to compute and to drop. A hash, `digest`, identifies an image.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class HostCopies(_Part):
         needed: the step and its own copies wait for all copies with a ticket up to this number.
         pages: `[n]`, pages on the device.
         host_pages: `[n]`, pages in host memory.
-        to_host: `[n]`, the direction of each copy.
+        to_host: `[n]`, whether each copy goes to host memory or from it.
     """
 
     ticket: int

@@ -47,7 +47,7 @@ class AdapterOutcome:
     Attributes:
         success: whether it succeeded.
         message: why it failed; empty on success.
-        loaded: path of every adapter that requests may name now, by name.
+        loaded: the adapters that requests may name now, a map from name to path.
     """
 
     success: bool

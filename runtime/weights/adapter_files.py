@@ -16,7 +16,7 @@ LOADED = "loaded"
 
 
 class RankAdapters:
-    """Executes the front's operations on adapters, on one rank."""
+    """Executes the front process's operations on adapters, on one rank."""
 
     def __init__(self, pool: AdapterPool, model: ModelSpec, limits: LoraLimits) -> None:
         """Prepare to load adapters into `pool`, if they fit `model` and `limits`."""

@@ -81,7 +81,7 @@ class GgufArray:
     """An array in the metadata, still as bytes.
 
     Attributes:
-        kind: the number of its elements' type.
+        kind: the number by which GGUF identifies the elements' type.
         count: number of elements.
         data: bytes of the elements.
     """

@@ -183,7 +183,7 @@ class ForwardBatch:
         kv: one entry per layer.
         attention: the attention back end, planned for this batch.
         embed_indices, embeds: `[n]` int64 and `[n, hidden_size]` float32: indices of tokens whose
-            embedding the caller gave, and these embeddings.
+            embedding the request gave, and these embeddings.
         key_ends: `[num_tokens]` int32: how many keys, counted from the first of its sequence, the
             token attends to. It is set if some tokens attend to later tokens, as an image's tokens
             do. With `None`, a token attends to the keys up to its own.
@@ -242,7 +242,7 @@ class ForwardBatch:
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, in place.
 
-        The new rows are the embeddings that callers gave, and the vectors of images.
+        The new rows are the embeddings that requests gave, and the vectors of images.
         """
         if self.embed_indices is not None and self.embeds is not None:
             embedded.index_copy_(0, self.embed_indices, self.embeds.to(embedded.dtype))

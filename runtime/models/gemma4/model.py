@@ -1,4 +1,4 @@
-"""Gemma 4 for text: a decoder whose layers add embeddings of their own and end with a factor."""
+"""Gemma 4 for text: layers add their own token embeddings and end with a scale factor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runtime.models.layers.vector import Vector
 
 
 class Gemma4Attention(Mixer):
-    """Attention with normed values.
+    """Attention that norms the values, too.
 
     A layer may use its keys as values, or read the keys and values of an earlier layer.
     """
@@ -146,7 +146,7 @@ class LayerInput:
 
 
 class Gemma4Layer(DecoderLayer):
-    """A decoder layer that may also have experts and embeddings of its own.
+    """A decoder layer that may also have experts and token embeddings of its own.
 
     The layer's result is multiplied by a learned factor.
     """

@@ -1,1 +1,1 @@
-"""The Granite family: Granite 3 and 4 without recurrent layers."""
+"""The Granite family: Granite 3, and Granite 4 with or without Mamba 2 layers."""

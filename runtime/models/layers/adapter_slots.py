@@ -46,7 +46,7 @@ class AdapterSlots:
 class AdaptedLinear(PackedLinear):
     """A linear layer of any packed form with LoRA adapters added to its product.
 
-    In a step without adapters it calls the packed layer only, with all its fused forms.
+    In a step without adapters, only the packed layer is called, so its fused kernels stay in use.
     """
 
     def __init__(self, base: PackedLinear, bank: LoraBank, slots: AdapterSlots) -> None:

@@ -67,7 +67,7 @@ class Experts(WeightHolder):
     """The experts of one layer on this rank: some whole experts, or a part of each expert.
 
     Attributes:
-        first, last: bounds of the experts on this rank.
+        first, last: the experts on this rank are those with `first <= index < last`.
         packed: the experts in the layout of their kernels; `None` before they are loaded and after
             they are released.
     """

@@ -189,7 +189,7 @@ def _body(function: Callable[..., Any]) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """Removes the parts of code that do not change a result here."""
+    """Removes those parts of code that do not matter when two functions are compared."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """Remove the annotation of an assignment."""
