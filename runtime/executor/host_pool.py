@@ -35,7 +35,7 @@ class HostPool:
     def __init__(
         self, num_pages: int, kv: list[KVCache], device: torch.device, *, of_states: bool = False
     ) -> None:
-        """Allocate the memory; a GPU locks all of it at once.
+        """Allocate the memory; for a GPU, all of it is page-locked at once.
 
         Args:
             num_pages: host pages; one more is allocated, because their numbers begin with 1.
@@ -108,7 +108,8 @@ class HostPool:
         self._start(first)
         used = current
         if beside:
-            # Earlier steps may still write what is saved, or read what is overwritten.
+            # Earlier steps may still write pages that are saved, or read pages that are
+            # overwritten.
             used = self._stream
             used.wait_stream(current)
             with torch.cuda.stream(used):

@@ -2,9 +2,9 @@
 
 A kernel is batch-invariant if the result for a sequence does not depend on the rest of the batch.
 With such kernels, a request's tokens and log-probabilities depend on the request alone. They do not
-depend on other requests, on cached prefixes, on how the prompt is split into chunks, or on whether
-the request is put back into the queue and computed again. `docs/deterministic.md` has the
-guarantees.
+depend on other requests, on cached prefixes, or on how the prompt is split into chunks. They are
+also the same if the request is put back into the queue and computed again. `docs/deterministic.md`
+has the guarantees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The weight map of a decoder: the target of each checkpoint tensor. Imports no torch.
 
 The map has three uses. A check compares it with the headers of checkpoint files before torch is
-imported, the loader fills parameters by it, and dummy weights are made from it.
+imported. The loader uses it to fill parameters. Dummy weights are made from it.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.layers.parameter import Parameter, WeightShard
 from runtime.models.quantization.fp8.scheme import Fp8Scheme
 
-# Scales that are tried for each row of floats that become E4M3; see `kernels.fp8_linear.encode`. Of
-# SmolLM2-135M with only its weights in E4M3, 8 instead of 1 lower the mean divergence (KL) from the
-# floats from 0.0170 to 0.0096 on 1,022 tokens.
+# Scales that are tried for each row of floats that become E4M3; see `kernels.fp8_linear.encode`.
+# For SmolLM2-135M with only the weights in E4M3, the mean KL divergence from the float model on
+# 1,022 tokens is 0.0170 with 1 scale and 0.0096 with 8.
 NUM_SCALES = 8
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
