@@ -8,10 +8,10 @@ _HTML, _JSON = "text/html", "application/json"
 
 
 def prefers_html(scope: Scope) -> bool:
-    """Whether `Accept` names HTML and ranks it above JSON, as a browser does for a visited page.
+    """Whether `Accept` ranks HTML above JSON, as it does when a browser opens a page.
 
-    Otherwise the answer is JSON, also for `*/*`, for equal ranks and without the header: programs
-    send such requests.
+    False for `*/*`, for equal ranks and without the header. Programs send such requests, and they
+    get JSON.
     """
     ranks: dict[str, float] = {}
     for name, value in scope["headers"]:

@@ -44,8 +44,9 @@ class AccessRouter(APIRouter):
             include_in_schema: whether its routes are in that document.
             dialect: the API whose error format is used. Routes of a native router below `/v1/` use
                 OpenAI's.
-            serves_tenants: whether keys of `--api-keys-file` may call its routes even if these
-                require the admin key. The handlers then restrict them to the tenant's own requests.
+            serves_tenants: whether tenants (owners of keys in `--api-keys-file`) may call its
+                routes even if these require the admin key. The handlers then restrict a tenant to
+                its own requests.
         """
         super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access

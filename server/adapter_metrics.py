@@ -1,4 +1,4 @@
-"""Metrics of adapters (LoRA). Labels have only the names of adapters that are registered now."""
+"""Metrics of adapters (LoRA). Labels contain only names of adapters that are registered now."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def create_app(openai: OpenAIContext) -> Application:
     if not http.disable_docs:
         routers.append(docs_page.create_router())
     routers.append(page.create_router(http))
-    # This router comes last, because the environment sets one of its paths, which must not replace
-    # another route.
+    # An environment variable sets one of this router's paths. The router comes last, so that this
+    # path does not replace another route.
     routers.append(cloud.create_router(context))
     table = RouteTable(http.fastapi_root_path)
     for route in api.routes:

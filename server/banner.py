@@ -87,7 +87,7 @@ def _pool(worker: WorkerReady) -> str:
 
 
 def expected(worker: WorkerReady, speed: float | None, resident: int) -> list[str]:
-    """Return a line with the speed of an answer and the server's memory; only on a CPU."""
+    """Return one line with the speed of an answer and the server's memory; no line on a GPU."""
     if speed is None or worker.device != "cpu":
         return []
     digits = 0 if speed >= 10 else 1

@@ -15,5 +15,5 @@ class Dialect(Enum):
 
     @classmethod
     def of_path(cls, path: str) -> Dialect:
-        """Return the API of a path whose router does not name one."""
+        """Return the API of `path`, for paths whose router does not name an API."""
         return cls.OPENAI if path.startswith("/v1/") else cls.NATIVE

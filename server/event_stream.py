@@ -58,7 +58,7 @@ class SlicedResponse(Response):
 async def with_errors(
     events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk], end: bytes = DONE
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the events. If they fail, an error event is the last one. The bytes `end` follow."""
+    """Yield the events, an error event if `events` raises an exception, and the bytes `end`."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
@@ -150,7 +150,7 @@ class _SendInTime:
         self._since = since = self._loop.time()
         await self._send(message)
         self._since = None
-        # The loop's time advances only when a task waits, so a call without waiting counts as 0.
+        # uvloop's time advances only when a task waits, so a call without waiting counts as 0.
         if self._loop.time() - since > BLOCKED_S and self._arrival is not None:
             self._arrival.blocked_s += self._loop.time() - since
 

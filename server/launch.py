@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     if _PRINTING.isdisjoint(argv):
-        # The worker's imports take as long as everything that this process does before it can
-        # configure the worker.
+        # The worker starts to import now. That takes as long as everything that this process does
+        # before it can configure the worker.
         spawn_ahead("scheduler")
     try:
         status = _run(argv, prog)

@@ -17,8 +17,8 @@ from server.entry.tenants import read_tenants
 from server.tls import Certificate
 from server.tracing import check_tracing
 
-# The default bound of waiting requests. A trainer's rollout sends so many at once. More of them
-# would wait for minutes.
+# The default bound of waiting requests. A trainer's rollout sends about this many at once. More of
+# them would wait for minutes.
 MAX_QUEUED_REQUESTS = 16_384
 
 
@@ -57,7 +57,8 @@ def prepare(config: ServerConfig) -> Prepared:
 
 
 def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
-    # Only the server has this bound. The offline engine's caller holds all its work itself.
+    # Only the server has this bound. The offline engine's caller has all its requests in memory
+    # anyway.
     if config.scheduling.max_queued_requests is not None:
         return config
     bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)
@@ -84,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the port, but do not listen yet: clients would wait for a server that may fail to start.
+    """Return a socket bound to the port. It does not listen yet, because the start may still fail.
 
     Raises:
         StartupError: the address is in use, not permitted, or not an address of this machine.

@@ -1,7 +1,7 @@
 """Prometheus metrics under SGLang's names, in a registry of this server's own.
 
 Gauges are read from memory that the processes share, at the moment of the scrape. Counters of
-requests are updated from the client's records, counters of HTTP by the application.
+engine requests are updated when a request ends, counters of HTTP requests by the ASGI application.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""uvicorn's HTTP protocol with limits on request heads, and care for half-closed connections."""
+"""uvicorn's HTTP protocol with limits on request heads, and support for half-closed connections.
+
+A head is the request line and the headers. A client half-closes a connection when it ends its
+sending side but still reads.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +132,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 parts += [cast("bytes", rest), b"\r\n".join([*head, b"\r\n"])]
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own signature
-        """Return whether the connection stays open, which the client has half-closed."""
+        """Handle the end of the client's sending side; return whether the connection stays open."""
         running = self._running()
         has_request = running is not None and not self._open_cycles[-1].more_body
         if not has_request or self.transport.get_extra_info("ssl_object") is not None:
@@ -225,7 +229,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return next((each for each in self._open_cycles if not each.response_complete), None)
 
     def _note_end(self) -> None:
-        """Handle the end of the client's sending side, of a closed or a half-closed connection.
+        """Find out whether a client that ended its sending side has closed the whole connection.
 
         The two cases look the same until data is sent: a closed connection is then reset. So the
         server sends an interim response (`100 Continue`), which clients ignore. If a response has

@@ -32,7 +32,7 @@ class RequestLog:
     """
 
     def __init__(self, args: LoggingArgs, client: EngineClient, tokenizer: Tokenizer) -> None:
-        """Log from now on as the options `args` say."""
+        """Begin to log, with the settings in `args`."""
         self._client = client
         self._tokenizer = tokenizer
         self.is_on = False
@@ -92,7 +92,8 @@ class RequestLog:
             facts["sampling"] = msgspec.to_builtins(record.sampling)
         if self.level >= _PART_LEVEL:
             most = None if self.level >= _WHOLE_LEVEL else MAX_CHARS
-            # A token has at least one character (with rare exceptions), so so many ids suffice.
+            # A token has at least one character (with rare exceptions), so as many ids as
+            # characters suffice.
             ids = record.input_ids[:most]
             if self._tokenizer.is_missing:
                 return facts

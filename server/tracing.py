@@ -1,5 +1,7 @@
 """OpenTelemetry traces: a span for each HTTP request, with a child span for each sample.
 
+A sample is one of the `n` outputs of a request.
+
 The spans of a sample are made from its record (`runtime.client.recorder`) when it has ended, so
 running requests cost nothing. The SDK encodes and sends spans on a thread of its own, and drops
 spans if the collector is slow. Which requests are traced follows the caller's `traceparent`, or

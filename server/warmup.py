@@ -29,8 +29,8 @@ class _Address(NamedTuple):
 
 
 def _trusting() -> ssl.SSLContext:
-    # The certificate is not verified: it has the clients' name of the server, and the connection is
-    # to this process itself.
+    # The certificate is not verified. It names the server as clients know it, and this connection
+    # goes to this process itself.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -59,7 +59,7 @@ register_url_convertor("batch_id", _BatchId())
 
 @dataclass(frozen=True)
 class Wire:
-    """One API.
+    """One of the three APIs: OpenAI's, Anthropic's or Ollama's.
 
     Attributes:
         dialect: the API, which decides the format of errors.

@@ -1,1 +1,1 @@
-"""The stages of every request before its route: id, log, origin, key, size."""
+"""What every request passes before its route runs: id, log, and checks of origin, key and size."""

@@ -1,6 +1,6 @@
 """The ASGI application: the path of every request from uvicorn to its route and back.
 
-It adds the request's id, checks the request, sends the response or refusal, counts and logs it.
+It gives the request an id, checks it, sends the response or refusal, counts and logs it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HttpObserver(Protocol):
         """Record that a request has begun."""
 
     def on_response(self, scope: Scope, status_code: int) -> None:
-        """Record that a request has ended; the status is 499 if the client left before any."""
+        """Record that a request has ended, with status 499 if the client left before a response."""
 
 
 class Application:
@@ -172,7 +172,7 @@ class Application:
     def _end(
         self, scope: Scope, context: RequestContext, status_code: int, seconds: float, reason: str
     ) -> None:
-        """Count, trace and log a request; a status of 0 means that the client left before any."""
+        """Count, trace and log a request; status 0 means that the client left before a response."""
         if self.observer is not None:
             self.observer.on_response(scope, status_code or 499)
         if self.tracing is not None:

@@ -13,12 +13,12 @@ _NAME_DIGITS = 16
 
 
 def digest_of(key: bytes) -> bytes:
-    """Return the form in which a key is kept."""
+    """Return the SHA-256 digest of a key; the server keeps only digests."""
     return hashlib.sha256(key).digest()
 
 
 def read_tenants(http: HttpArgs) -> dict[bytes, str]:
-    """Return a name for the owner of each key in `--api-keys-file`, by the digest of the key.
+    """Return the tenants: for each key in `--api-keys-file`, its digest and its owner's name.
 
     The name depends only on the key, not on its line in the file. So data that is stored under the
     name is found again after a change of the file.

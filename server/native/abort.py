@@ -39,7 +39,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     @router.post("/abort_request", openapi_extra=documented)
     async def abort_request(request: Request) -> Response:
-        """Abort one request (or the batch it names) or all; each still gets its final answer."""
+        """Abort the request or batch `rid`, or all requests; each still gets its final answer."""
         payload = await request.body()
         body = await read_json(payload, _ABORT) if payload else AbortBody()
         is_tenant = bool(TENANT.get())

@@ -47,13 +47,13 @@ def create_router(context: ServiceContext) -> AccessRouter:
     roots = AdapterRoots(WeightRoots(tuple(model.weights_root), own=frozenset(own)))
 
     async def load(body: LoadAdapterBody) -> AdapterOutcome:
-        """Load an adapter's folder (PEFT) of the server's machine."""
+        """Load an adapter from a PEFT folder on the server's machine."""
         return await adapters.load(
             body.lora_name, body.lora_path, pinned=bool(body.pinned), roots=roots
         )
 
     async def load_tensors(body: AdapterTensorsBody) -> AdapterOutcome:
-        """Load an adapter that is sent: its configuration, and the bytes of a safetensors file."""
+        """Load an adapter from the body: its configuration, and the bytes of a safetensors file."""
         return await adapters.load_tensors(
             body.lora_name, body.config_dict, tensors_of(body), pinned=bool(body.pinned)
         )

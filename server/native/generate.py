@@ -51,7 +51,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
                 return json_answer(
                     await unless_disconnected(request.receive, generation.whole_json())
                 )
-            # The status is sent after the first chunk, so that a refusal gets its own status.
+            # The status line waits for the first chunk, so that a refusal can still have its own
+            # status.
             incremental = context.config.http.incremental_streaming_output
             events = await unless_disconnected(
                 request.receive, generation.events(incremental=incremental)

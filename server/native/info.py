@@ -83,7 +83,7 @@ def _under_old_name(
 
     async def answer() -> Response:
         nonlocal was_noted
-        # It is logged once for each name, because routers and trainers poll these routes.
+        # The warning is logged once for each name, because routers and trainers poll these routes.
         if not was_noted:
             was_noted = True
             logger.warning(

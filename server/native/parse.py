@@ -184,7 +184,8 @@ class _Parsing:
             answer: makes the response from `found`.
 
         Raises:
-            Overloaded: too many texts are being parsed, or parsing took too long beside them.
+            Overloaded: too many texts are being parsed, or parsing took too long because of the
+                others.
         """
         busy = Overloaded("The server is busy with the parsing of other requests.")
         if self._num_running == MAX_AT_ONCE:

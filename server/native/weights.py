@@ -188,7 +188,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
 
         return await _tell(update())
 
-    async def begin(body: SessionBody) -> Response:  # noqa: ARG001  # every selector is the model
+    async def begin(body: SessionBody) -> Response:  # noqa: ARG001  # the body is only checked
         """Begin several updates; requests wait until `/end_weight_update`."""
         return await _tell(context.weights.begin())
 
@@ -309,7 +309,7 @@ def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
         await context.weights.pause(body.mode)
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
-    async def resume(body: ContinueBody) -> Response:  # noqa: ARG001  # nothing is left to empty
+    async def resume(body: ContinueBody) -> Response:  # noqa: ARG001  # the body is only checked
         """Continue generation, with frozen requests, those in the queue and new ones."""
         await context.weights.resume()
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
