@@ -22,11 +22,11 @@ KINDS: Mapping[int, str] = {
 
 
 def error_body(info: ErrorInfo) -> AnthropicErrorBody:
-    """The body for an error."""
+    """Return the body of an error response."""
     kind = KINDS.get(info.status, KINDS[400] if info.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": info.message[:MAX_MESSAGE_CHARS]}}
 
 
 def error_event(error: Exception) -> Chunk:
-    """The error as an event of a stream that has already begun with status 200."""
+    """Return the error as an event of a stream that has already begun with status 200."""
     return message_event(error_body(describe_error(error)))

@@ -51,7 +51,8 @@ def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionReque
     """Convert a request; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: chat cannot express a part of the request; the message names its position.
+        InvalidRequest: a chat request cannot express a part of the request. The message names the
+            position of the part.
     """
     chat = prompt_request(request, sees=sees)
     chat.stream = request.stream
@@ -109,7 +110,7 @@ class _Turns:
         self.messages: list[ChatMessage] = []
         self.sees = sees
         # The parts of the last message. They are joined once the message is complete: joining them
-        # one by one would take time that grows with their square.
+        # one by one would take quadratic time.
         self._said: list[ContentPart] = []
         self._thoughts: list[str] = []
 
@@ -209,7 +210,7 @@ def _result_part(given: dict[str, Any], where: str, sees: bool) -> ContentPart:
         case ImageBlock() if sees and block.source and block.source.type in _IMAGE_SOURCES:
             return _image(block, where, sees)
         case ImageBlock():
-            # A tool may return an image to any model. The image must not fail the conversation.
+            # A tool may return an image to a model that takes none. The request must not fail then.
             return text_part(note("image"))
     return text_part(note(given["type"]))
 

@@ -12,7 +12,7 @@ StopReason = Literal[
 
 
 class ThinkingTokens(TypedDict):
-    """The part of the output that is thinking."""
+    """The number of output tokens that are thoughts."""
 
     thinking_tokens: int
 
@@ -69,13 +69,13 @@ class MessageStart(TypedDict):
 
 
 class Ping(TypedDict):
-    """A keep-alive."""
+    """An event that only keeps the connection alive."""
 
     type: Literal["ping"]
 
 
 class BlockStart(TypedDict):
-    """A block begins, empty."""
+    """The event that begins a block, which is still empty."""
 
     type: Literal["content_block_start"]
     index: int
@@ -83,7 +83,7 @@ class BlockStart(TypedDict):
 
 
 class BlockDelta(TypedDict):
-    """A block grows: `text`, `thinking`, `signature` or `partial_json` in `delta`."""
+    """The event that extends a block by a `text`, `thinking`, `signature` or `partial_json`."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -91,7 +91,7 @@ class BlockDelta(TypedDict):
 
 
 class BlockStop(TypedDict):
-    """A block is complete."""
+    """The event that ends a block."""
 
     type: Literal["content_block_stop"]
     index: int
@@ -105,7 +105,7 @@ class MessageEnd(TypedDict):
 
 
 class MessageDelta(TypedDict):
-    """The message is complete."""
+    """The event that reports, after all blocks, why the message ended, and its token counts."""
 
     type: Literal["message_delta"]
     delta: MessageEnd
@@ -113,13 +113,13 @@ class MessageDelta(TypedDict):
 
 
 class MessageStop(TypedDict):
-    """The last event."""
+    """The last event of a stream."""
 
     type: Literal["message_stop"]
 
 
 class AnthropicErrorDetail(TypedDict):
-    """What went wrong."""
+    """The type and the message of an error."""
 
     type: str
     message: str

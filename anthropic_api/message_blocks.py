@@ -27,7 +27,7 @@ class BlockWriter:
     """Converts the output parser's events to blocks that begin, grow and end."""
 
     def __init__(self, *, hides_thoughts: bool = False) -> None:
-        """Start without a block; hidden thoughts appear only in their signature."""
+        """Start without a block; hidden thoughts are sent only in the signatures of blocks."""
         self._hides_thoughts = hides_thoughts
         self._hidden: list[str] = []
         self._input = ObjectText()

@@ -75,7 +75,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 class RedactedThinkingBlock(
     msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Thoughts that only their server can read: omitted from the prompt."""
+    """Encrypted thoughts of another server, which are omitted from the prompt."""
 
     data: str | None = None
 
@@ -104,7 +104,7 @@ def read_block(block: Mapping[str, Any], where: str) -> ContentBlock | None:
     """Decode a block by its type; `None` for one that is shown as text.
 
     Raises:
-        InvalidRequest: no type, or a wrong field; the message names its position.
+        InvalidRequest: the block has no type, or a field is wrong. The message names the position.
     """
     kind = block.get("type")
     if isinstance(kind, str) and kind not in _TAGS:
@@ -179,7 +179,7 @@ class PromptFields(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # The field's name during the preview.
+    # The older name of `output_config.format`.
     output_format: OutputFormat | None = None
     # Anthropic's servers would clear parts of a conversation; here they are kept.
     context_management: Any = None
@@ -204,5 +204,5 @@ class MessagesRequest(PromptFields, kw_only=True):
     # These fields label bills and have no effect here.
     metadata: Any = None
     service_tier: Any = None
-    # This field extends the API, as in chat.
+    # Anthropic's API does not have this field; chat requests have it too.
     return_cache_break: bool | None = None

@@ -161,7 +161,7 @@ def _usage(choice: ChatChoice, context: OpenAIContext) -> MessageUsage:
 
 @contextmanager
 def _wire_names() -> Iterator[None]:
-    """Rename chat's fields to this wire's in the errors of the block."""
+    """In errors that the block raises, replace chat's field names by those of the Messages API."""
 
     def renamed(text: str) -> str:
         return re.sub(r"\.function\.parameters\b", ".input_schema", text)

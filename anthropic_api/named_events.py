@@ -1,4 +1,4 @@
-"""Encodes the events of the wire; an event's name is its payload's `type`."""
+"""Encodes the events of Anthropic's streams; an event's name is its payload's `type`."""
 
 from __future__ import annotations
 

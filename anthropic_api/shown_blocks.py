@@ -2,7 +2,7 @@
 
 These are documents, search results, and the inputs and outputs of Anthropic's server tools. Their
 text is shown. A short note replaces other content and blocks of unknown types, so that no block
-fails a conversation.
+makes a request fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXTS = (
     *("error_code", "error_message"),
 )
 _INNER = ("content", "tool_references", "tools", "tool", "tabs", "lines")
-# Nesting depth of blocks; clients send three.
+# The deepest nesting of blocks that is shown; clients send three levels.
 _MAX_DEPTH = 8
 
 

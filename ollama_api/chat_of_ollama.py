@@ -20,10 +20,10 @@ _SAME_NAMES = (
 
 
 def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletionRequest:
-    """Build the chat of `/api/chat`; `sees` says whether the model takes images.
+    """Return the chat request for `/api/chat`; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: images for a model that takes none, or an invalid `format`.
+        InvalidRequest: there are images but the model takes none, or `format` is invalid.
     """
     messages = [
         _message(message, f"messages[{index}]", sees)
@@ -35,10 +35,10 @@ def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletio
 
 
 def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatCompletionRequest:
-    """Build the chat of `/api/generate`: a user's turn after an optional system message.
+    """Return the chat request for `/api/generate`: a system message, if any, and a user message.
 
     Raises:
-        InvalidRequest: see `chat_of_messages`; also for features that need another kind of model.
+        InvalidRequest: see `chat_of_messages`; or a feature needs another kind of model.
     """
     for name in ("suffix", "template", "context"):
         if getattr(request, name):
@@ -81,9 +81,9 @@ def _content(role: str, text: str, images: list[str] | None, where: str, sees: b
     """Build a message's content; images come before the text, as in Ollama."""
     if not images:
         return text
-    # This wire allows only base64.
+    # Ollama's API allows only base64.
     if role == "tool" and not sees:
-        # A tool may return an image to any model. The image must not fail the conversation.
+        # A tool may return an image to a model that takes none. The request must not fail then.
         return "\n".join([*[note("image")] * len(images), text])
     parts = [image_part(inline_image(each), where, sees=sees) for each in images]
     return [*parts, text_part(text)]
@@ -91,7 +91,7 @@ def _content(role: str, text: str, images: list[str] | None, where: str, sees: b
 
 def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
     options = request.options or Options()
-    # On this wire, answers are streamed by default.
+    # In Ollama's API, answers are streamed by default.
     chat.stream = request.stream is not False
     for name in _SAME_NAMES:
         setattr(chat, name, getattr(options, name))

@@ -15,7 +15,7 @@ class OllamaFunction(TypedDict):
 
 
 class OllamaCall(TypedDict):
-    """A call."""
+    """A tool call."""
 
     function: OllamaFunction
 
@@ -42,7 +42,7 @@ class Counts(TypedDict, total=False):
 
 
 class ChatLine(Counts):
-    """A whole answer of `/api/chat`, or a line of it."""
+    """A whole answer of `/api/chat`, or one line of a streamed answer."""
 
     model: str
     created_at: str
@@ -51,7 +51,7 @@ class ChatLine(Counts):
 
 
 class GenerateLine(Counts):
-    """A whole answer of `/api/generate`, or a line of it."""
+    """A whole answer of `/api/generate`, or one line of a streamed answer."""
 
     model: str
     created_at: str
@@ -101,7 +101,7 @@ class ShownModel(TypedDict):
 
 
 class Embeddings(TypedDict):
-    """The answer of `/api/embed`; durations in nanoseconds."""
+    """The answer of `/api/embed`; durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]

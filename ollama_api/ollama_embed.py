@@ -1,4 +1,4 @@
-"""`/api/embed` and `/api/embeddings`: vectors of texts, on Ollama's wire."""
+"""`/api/embed` and `/api/embeddings`: vectors of texts, in the format of Ollama's API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
 
 
 async def create_old_embedding(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `POST /api/embeddings`, which precedes `/api/embed`, with an unnormalized vector."""
+    """Answer `POST /api/embeddings`, the older route, with one vector that is not normalized."""
     request = await read_body(call, _EMBEDDINGS)
     answer: OldEmbedding = {"embedding": []}
     if request.prompt:

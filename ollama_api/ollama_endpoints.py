@@ -53,7 +53,7 @@ async def generate(call: Call, context: OpenAIContext) -> Reply:
 
 
 def _own_names() -> WireNames:
-    """Rename chat's fields to Ollama's in errors."""
+    """Return a context manager that replaces chat's field names in errors by Ollama's."""
     names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
     return WireNames("num_predict", "top_logprobs", names)
 

@@ -23,7 +23,7 @@ class LineWriter:
     """Converts the output parser's events to lines of `/api/chat` or `/api/generate`."""
 
     def __init__(self, model: str, route: Literal["chat", "generate"]) -> None:
-        """Start; durations count from here."""
+        """Begin an answer; its durations are measured from this call."""
         self._model = model
         self._route = route
         self._calls = WholeCalls()
@@ -31,7 +31,7 @@ class LineWriter:
         self._first: int | None = None
 
     def note_chunk(self) -> None:
-        """Note that tokens have arrived; with the first tokens the prompt is computed."""
+        """Note that tokens have arrived; the first call ends the time of the prompt."""
         if self._first is None:
             self._first = time.perf_counter_ns()
 
@@ -49,7 +49,7 @@ class LineWriter:
         return {**self._line({"content": ""}), "done": True, **self._counts(choice)}
 
     def nothing(self) -> dict[str, Any]:
-        """Return the answer to an empty prompt, which says that the model is loaded."""
+        """Return the answer to an empty prompt, which only reports that the model is loaded."""
         return {**self._line({"content": ""}), "done": True, "done_reason": "load"}
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -102,5 +102,5 @@ def encoded(line: dict[str, Any]) -> bytes:
 
 
 def error_line(error: Exception) -> bytes:
-    """The error as the last line of a stream that has already begun with status 200."""
+    """Return the error as the last line of a stream that has already begun with status 200."""
     return encoded({"error": describe_error(error).message[:MAX_MESSAGE_CHARS]})

@@ -20,12 +20,12 @@ from openai_api.request_body import read_body
 from runtime.errors import InvalidRequest
 
 _SHOW = msgspec.json.Decoder(ShowRequest)
-# Clients check this version of Ollama. This package implements its API.
+# The version of Ollama whose API this package implements; clients check it.
 _VERSION = "0.13.0"
 
 
 async def list_tags(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
-    """Answer with the available models, which are the one model that runs."""
+    """Answer with the list of models, which contains only the served model."""
     tags: ModelTags = {"models": [_tag(context)]}
     return Whole(tags)
 

@@ -24,7 +24,7 @@ class Options(msgspec.Struct, kw_only=True):
     """Sampling; options that only tune Ollama's engine (`num_ctx`, `num_gpu`, ...) are ignored.
 
     Attributes:
-        num_predict: most tokens of the answer; 0 or less: as many as fit.
+        num_predict: most tokens of the answer; 0 or less for as many as fit.
     """
 
     num_predict: int | None = None
@@ -66,7 +66,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
-    """The fields of both routes; `keep_alive` is for servers that load models by name."""
+    """The fields of both routes; `keep_alive` is ignored, because one model is always loaded."""
 
     model: str
     stream: bool | None = None
@@ -96,7 +96,7 @@ class OllamaGenerateRequest(AnswerFields, kw_only=True):
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    """The body of `/api/embed`; `options` and `keep_alive` are for Ollama's own engine.
+    """The body of `/api/embed`; `options` and `keep_alive` are ignored.
 
     Attributes:
         truncate: whether a text that is too long is cut; true by default.

@@ -17,7 +17,7 @@ def ended(reason: FinishReason | None) -> FinishReason:
     """Return the finish reason of an answer that was read to its end.
 
     Raises:
-        Aborted: the request was aborted, or its answer has no end.
+        Aborted: the request was aborted, or its output ended without a reason.
     """
     if reason is None or reason.type == "abort":
         raise Aborted((reason and reason.message) or "The request was aborted.")

@@ -48,8 +48,8 @@ class AnswerLogprobs:
         self._tokens: deque[tuple[list[int], LogprobRows]] = deque()
         self._num_read = 0
         self._num_values = 0
-        # The position of the next token's text. Then the tokens of the current run, which together
-        # give one piece of text, and that piece.
+        # `_begin` is the position of the current run's text. A run consists of the tokens `_group`,
+        # which together give the text `_run`.
         self._begin = 0
         self._group: list[_Token] = []
         self._run = ""
@@ -127,10 +127,7 @@ class AnswerLogprobs:
         return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
-        """Divide `text` among tokens whose own texts, joined, differ from it.
-
-        Return one part for each.
-        """
+        """Yield the entries of the current run's tokens; `kept` is the run's text in the content."""
         data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
         if kept != self._run or b"".join(data) != kept.encode():
             data = _shared_out(kept, data)

@@ -35,7 +35,7 @@ from runtime.requests.sampling_params import GrammarSpec
 logger = logging.getLogger(__name__)
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Number of formats in a cache. Agents send the same tools with every turn.
+# Number of formats in a cache. Agents send the same tools with every request.
 _NUM_KEPT = 32
 # Bytes. Smaller tools are checked on the event loop, which takes a millisecond or two; larger ones
 # on a thread.

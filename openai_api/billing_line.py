@@ -1,8 +1,8 @@
 """Removes the billing line that Claude Code puts at the start of its system prompt.
 
 It is a separate block of the system prompt. Gateways that speak another API pass it on as the first
-line of their system prompt. Its value changes with every turn, so no text after it could be found
-in the prefix cache.
+line of their system prompt. Its value changes with every request, so no text after it could be
+found in the prefix cache.
 """
 
 from __future__ import annotations

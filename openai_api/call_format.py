@@ -23,7 +23,7 @@ class OfferedFunction:
 
 
 def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Describe free text with calls in it, each series of which begins with a trigger text.
+    """Describe free text with calls in it; each series of calls begins with a trigger text.
 
     In some formats, calls at the beginning of the output need no trigger. Then an output with any
     other beginning is free text.

@@ -60,7 +60,7 @@ def choose_parsers(
 
     Args:
         reasoning: value of `--reasoning-parser`: a name, `none`, or `auto`, which `None` means too.
-        tools: value of `--tool-call-parser`, likewise.
+        tools: value of `--tool-call-parser`, with the same choices.
         template: the chat template in use.
         response_template: the field of the model's tokenizer_config.json, unchecked.
     """

@@ -41,7 +41,7 @@ class ThinkingTokens:
         lead_ids: ids that begin an answer without thoughts.
         close_id: the id that ends thoughts.
         implied_ids: ids that also end thoughts, and belong to the text that follows.
-        call_ids: further ids of this kind, which count only if calls are allowed.
+        call_ids: ids that also end thoughts, but only if calls are allowed.
         forced_ids: ids that the engine inserts to end thoughts whose budget is used up.
         bridge_ids: ids that stand between the end of thoughts and an answer.
         reopen_ids: ids that begin thoughts again.

@@ -1,4 +1,4 @@
-"""Converts OpenAI's sampling fields to the engine's parameters, and names in errors back."""
+"""Converts OpenAI's sampling fields to the engine's parameters, and field names in errors back."""
 
 from __future__ import annotations
 

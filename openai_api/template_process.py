@@ -57,7 +57,7 @@ _rendered = msgspec.msgpack.Decoder(Rendered)
 
 
 class TemplateProcess:
-    """The front's handle of the rendering process; may be used from several threads.
+    """The front process's handle of the rendering process; several threads may use it.
 
     The first job starts the process. If the process has died, the next job starts it again.
     """
@@ -121,7 +121,7 @@ class _Renderer:
             return Rendered(error=error.message, error_kind="startup")
 
     def answer(self, end: ForkEnd) -> bytes:
-        """Return the reply to the front, from how a fork ended; called in the parent process."""
+        """Return the reply to the front process after a fork has ended. It runs in the parent."""
         if end.got_no_processor:
             error = "The machine was too busy to render the chat template; please try again."
             return _encode(Rendered(error=error, error_kind="busy"))

@@ -10,7 +10,7 @@ from runtime.text.thoughts import ThoughtScan
 
 
 class ThoughtCount:
-    """Counts the tokens that begin inside thoughts, with the tokens that end the thoughts.
+    """Counts the tokens that begin inside thoughts, including the tokens that end the thoughts.
 
     The text of a token may arrive later than the token. A token is counted once its text shows
     whether it belongs to a thought.

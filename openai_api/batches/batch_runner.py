@@ -35,12 +35,12 @@ MAX_LINE_BYTES = 2**24
 MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
-# Batches use at most one in this many rows of the replicas' batches, so that other requests find
-# room at once.
+# Batch files use at most one in this many places of the replicas' running batches, so that other
+# requests find room at once.
 _ROWS_PER_LINE = 4
 # Priority of a batch's requests, if priorities are enabled: lower than the default of others.
 _PRIORITY = -1
-# The most attempts at a line. A line that finds the engine dead so often may be the cause.
+# The most attempts at a line. If the engine dies at each attempt, the line may be the cause.
 _MAX_ATTEMPTS = 4
 _POLL_S = 0.05
 _WATCH_S = 0.25

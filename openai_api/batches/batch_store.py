@@ -246,7 +246,7 @@ def _counts(connection: sqlite3.Connection, batch_id: str) -> Counts:
 
 
 def _tokens(usage: dict[str, Any]) -> Iterator[int]:
-    """Yield input, cached, output and reasoning tokens, from the `usage` of any route."""
+    """Yield the numbers of input, cached, output and reasoning tokens in any route's `usage`."""
     for word, detail in (("input", "cached_tokens"), ("output", "reasoning_tokens")):
         other = {"input": "prompt", "output": "completion"}[word]
         yield int(usage.get(f"{word}_tokens", usage.get(f"{other}_tokens")) or 0)

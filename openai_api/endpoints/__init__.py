@@ -1,1 +1,1 @@
-"""Endpoints: one file each, one line in `openai_api.routes`."""
+"""The endpoints. Each has a file in this folder and a line in `openai_api.routes`."""

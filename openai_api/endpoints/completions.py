@@ -114,7 +114,7 @@ class _Plan:
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
-        """Return a new collector of hidden states for each input; none if not requested."""
+        """Return a new collector of hidden states for each input; an empty list if not wanted."""
         if not self.hidden:
             return []
         size = self.context.service.model.hidden_size

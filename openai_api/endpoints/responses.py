@@ -289,7 +289,7 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Chunk,
 
 @contextmanager
 def _wire_names() -> Iterator[None]:
-    """In errors of the block, replace names of chat's fields by those of the Responses API."""
+    """In errors that the block raises, replace chat's field names by those of the Responses API."""
     names = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 
     def renamed(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Reasoning parsers: one file each, one line in the registry."""
+"""The reasoning parsers. Each has a file in this folder and a line in `registry`."""

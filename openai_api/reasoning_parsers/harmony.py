@@ -22,7 +22,7 @@ _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Splits gpt-oss's messages by channel. It may reason before answers and between messages."""
+    """Splits gpt-oss's messages by channel. Reasoning may come before and between messages."""
 
     open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END
@@ -37,7 +37,7 @@ class HarmonyChannels:
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)
     signs = Signs(template=(_ANALYSIS, MESSAGE, END))
 
-    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # it never is
+    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # always false
         """Expect the first message."""
         self.has_reasoned = self.is_reasoning = False
         self._body = UntilTag(*_BODY_TAGS, keep_space=True)

@@ -109,7 +109,7 @@ class AlwaysThinking(ThinkTags):
     def __init__(
         self,
         *,
-        prompt_is_open: bool,  # noqa: ARG002  # the models' habit wins
+        prompt_is_open: bool,  # noqa: ARG002  # these models always reason first
         may_call: bool = True,
     ) -> None:
         """Begin inside reasoning, whether or not the prompt ends there."""

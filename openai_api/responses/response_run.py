@@ -1,4 +1,4 @@
-"""A response while it is generated: its chat, its items, and the response object."""
+"""A response while it is generated: its chat request, its items, and the response object."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class ResponseRun:
         context: OpenAIContext,
         compaction: Compaction | None = None,
     ) -> None:
-        """Prepare a response whose chat is admitted.
+        """Prepare a response whose chat request the engine has admitted.
 
         Args:
             response_id: id of the response.
             request: the request.
             items: the conversation to answer.
             tools: the tools of the request.
-            run: the admitted chat.
+            run: the admitted chat request's samples.
             context: the server's context.
             compaction: the summary that follows `items`, if one was made.
         """

@@ -84,7 +84,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
-    """The result of a call; without a `call_id`, of the call before it."""
+    """The result of a call. Without a `call_id`, it belongs to the call before it."""
 
     call_id: str | None = None
     output: str | list[ContentPart] | None = None

@@ -1,1 +1,1 @@
-"""Tool-call parsers: one file each, one line in the registry."""
+"""The tool-call parsers. Each has a file in this folder and a line in `registry`."""

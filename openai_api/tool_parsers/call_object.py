@@ -50,7 +50,7 @@ class _Arguments:
         self._rest: LooseRest | None = None
 
     def feed(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on, where the first character of all is a brace.
+        """Read `text` from `begin` on. The first call must begin at the opening brace.
 
         Returns:
             The position where reading ended.
@@ -59,8 +59,8 @@ class _Arguments:
         if self._rest is None:
             end = self._value.feed(text, begin)
             if self._value.is_broken:
-                # Broken arguments are passed on to their end: cut off here, they would be no JSON
-                # either.
+                # Broken arguments are passed on to their end. Cutting them off here would not make
+                # them JSON.
                 self._rest = LooseRest(self._value, self._ends)
         if self._rest is not None:
             end = self._rest.feed(text, end)

@@ -1,4 +1,4 @@
-"""Parser of Mistral's tool calls: an array of objects, in later models names and arguments.
+"""Parser of Mistral's tool calls: an array of objects; in later models, a name and arguments.
 
 `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]` or `[TOOL_CALLS]name[ARGS]{...}`
 """

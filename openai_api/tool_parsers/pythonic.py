@@ -17,7 +17,7 @@ from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 
-# The most characters of one call. Python's parser takes a few milliseconds for so many.
+# The most characters of one call. Python's parser takes a few milliseconds for that.
 MAX_CALL = 64 * 1024
 # The most nested brackets of a call, far below the limit of Python's parser.
 _MAX_BRACKETS = 64

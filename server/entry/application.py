@@ -163,7 +163,7 @@ class Application:
             self._end(scope, context, status_code, seconds, reason)
 
     def _begin(self, scope: Scope, request_id: str) -> RequestContext:
-        """Begin the request's span, unless it is a probe or a poll, or its path has no route."""
+        """Return the request's context, with a new span unless it is polled or has no route."""
         route: RouteMatch = scope["route"]
         if self.tracing is None or route.path is None or _is_polled(route):
             return RequestContext(request_id)
