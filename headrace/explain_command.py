@@ -1,4 +1,4 @@
-"""`headrace explain` tells where a request's time went, or where its prompt leaves the cache."""
+"""`headrace explain` tells where a request's time went, or which part of its prompt is uncached."""
 
 from __future__ import annotations
 

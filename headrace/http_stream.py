@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except Exception as error:
-            # Also an exception of the event callback arrives here. It must fail only this request,
+            # An exception of the event callback arrives here too. It must fail only this request,
             # and not reach the event loop.
             self.fail(HeadraceError(f"The answer cannot be read: {error.__context__ or error}"))
 
@@ -122,7 +122,7 @@ class _Connection(asyncio.Protocol):
         if exchange is not None and not exchange.done.done():
             exchange.done.set_result(None)
 
-    # ---- ours ----
+    # ---- methods of this class only ----
 
     def fail(self, error: BaseException) -> None:
         """End the request in progress with `error`."""

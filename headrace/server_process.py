@@ -214,7 +214,8 @@ def launch_server_cmd(
 def terminate_process(process: subprocess.Popen[Any]) -> None:
     """Stop a server and its children and wait until they have ended; then its port is free.
 
-    Sends SIGTERM first, then SIGKILL after a timeout. Harmless for a process that has ended.
+    It sends SIGTERM first, then SIGKILL after a timeout. It does nothing to a process that has
+    ended.
     """
     descendants = _descendants(process.pid) if process.poll() is None else []
     if process.poll() is None:
@@ -271,7 +272,8 @@ def wait_for_http_ready(
         request_timeout: seconds for one poll.
 
     Raises:
-        RuntimeError: the process has ended; with its last lines, if `launch_server_cmd` started it.
+        RuntimeError: the process has ended. If `launch_server_cmd` started it, the message has its
+            last lines.
         ssl.SSLCertVerificationError: the server's certificate is not trusted.
         TimeoutError: the server is not ready in time.
     """

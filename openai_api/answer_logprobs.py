@@ -127,7 +127,7 @@ class AnswerLogprobs:
         return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the current run's tokens; `kept` is the run's text in the content."""
+        """Yield the entries of the current run's tokens; `kept` is its text in the content."""
         data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
         if kept != self._run or b"".join(data) != kept.encode():
             data = _shared_out(kept, data)
@@ -147,7 +147,7 @@ def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
     shared = []
     for each in data[:-1]:
         own = each.decode(errors="replace")
-        # Some tokenizers strip the blanks of a token in the text.
+        # Some tokenizers strip the spaces around a token in the text.
         taken = next((part for part in (own, own.strip()) if text.startswith(part)), "")
         shared.append(taken.encode())
         text = text[len(taken) :]
@@ -165,7 +165,7 @@ class _Entries(Pieces):
         comma = b"["
         for entry in self._entries:
             if entry is None:
-                # A blank is valid between entries. Sending it lets other tasks run.
+                # A space is valid JSON between entries. Sending it lets other tasks run.
                 yield b" "
                 continue
             yield comma + orjson.dumps(entry)

@@ -110,6 +110,6 @@ def arguments_object(text: str) -> dict[str, Any]:
     try:
         found = from_json(told.feed(text) + told.finish(), allow_partial=True)
     except ValueError:
-        # The text is empty, or an escape in it is half a surrogate pair, which is not valid text.
+        # The text is empty, or an escape in it is a lone surrogate, which is not valid text.
         return {}
     return found if isinstance(found, dict) else {}

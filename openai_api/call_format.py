@@ -62,7 +62,7 @@ def _behind_trigger(form: CallForm, functions: Sequence[OfferedFunction]) -> For
 
 def _at_start(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
     """Describe a series of calls at the beginning of the output, where it needs no trigger."""
-    # One regular expression covers the blanks and the beginning of the call, because llguidance
+    # One regular expression covers the whitespace and the beginning of the call, because llguidance
     # does not reconsider an expression once it has matched.
     first = [
         _sequence(

@@ -62,7 +62,7 @@ def text_of(arguments: str) -> str:
     try:
         given = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        # An escape in the JSON is half a surrogate pair, which is not valid text.
+        # An escape in the JSON is a lone surrogate, which is not valid text.
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

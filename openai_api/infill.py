@@ -108,7 +108,7 @@ class Infill:
         """Return a prompt, as token ids, for the text between each of `prompts` and `suffix`.
 
         Raises:
-            InvalidRequest: the texts together are too long, or one has half a surrogate pair.
+            InvalidRequest: the texts together are too long, or one has a lone surrogate.
             TooLong: a prompt is longer than the context or the KV pool.
             Overloaded: too many requests wait for the tokenizer.
         """

@@ -1,4 +1,4 @@
-"""Checks one JSON value in text that arrives in pieces, up to its end or its first error."""
+"""Checks one JSON value in text that arrives in pieces, up to the value's end or first error."""
 
 from __future__ import annotations
 

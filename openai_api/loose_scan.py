@@ -1,4 +1,4 @@
-"""Finds the end of a value that is no valid JSON, in text that arrives in pieces."""
+"""Finds the end of a value that is not valid JSON, in text that arrives in pieces."""
 
 from __future__ import annotations
 

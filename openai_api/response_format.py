@@ -56,8 +56,8 @@ def json_text(value: Any, name: str) -> str:
     """Encode a part of a body as JSON text.
 
     Raises:
-        InvalidRequest: `value` has a text that is not valid, such as half a surrogate pair. The
-            message has `name`, the field's name.
+        InvalidRequest: `value` has a text that is not valid, such as a lone surrogate. The message
+            has `name`, the field's name.
     """
     try:
         return orjson.dumps(value).decode()

@@ -182,7 +182,7 @@ def _pattern_texts(pattern: object) -> list[str] | None:
 
 
 def _read(pattern: object) -> _Pattern | None:
-    """Parse a pattern; return `None` if it has more than texts, blanks and groups."""
+    """Parse a pattern; return `None` if it has more than texts, whitespace and groups."""
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         return None
     read, place, joins = _Pattern(), 0, False

@@ -21,7 +21,7 @@ from runtime.text.tokenizer import Tokenizer
 # Roles whose texts come from outside the application: users, and results of tools.
 _OUTSIDERS = frozenset({"user", "tool", "function"})
 # Digits of the random number. It consists of digits because a template may change the case of
-# letters, and has so many that it cannot be guessed.
+# letters. It is too long to be guessed.
 _MARK_DIGITS = 24
 
 

@@ -24,7 +24,7 @@ MAX_QUEUED_REQUESTS = 16_384
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared engine, the bound port, and the certificate for HTTPS, if any."""
+    """A prepared engine, the bound port, and the certificate for HTTPS (None for plain HTTP)."""
 
     engine: PreparedEngine
     listener: socket.socket

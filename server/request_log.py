@@ -107,7 +107,7 @@ def _readable(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.3f}"
-    # A text with blanks or control characters is quoted, so that it cannot start a new line.
+    # A text with spaces or control characters is quoted, so that it cannot start a new line.
     is_word = isinstance(value, str) and value.isprintable() and " " not in value
     return str(value) if is_word else json.dumps(value)
 

@@ -64,7 +64,7 @@ class Native:
     flush_path: str | None = "/flush_cache"
 
     def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
-        """See `Backend`."""
+        """Return the JSON body of a request to `/generate`."""
         if request.messages is not None:
             raise HeadraceError("/generate takes no messages; use --backend openai-chat.")
         ids = request.input_ids
@@ -77,7 +77,7 @@ class Native:
         return {**prompt, "sampling_params": sampling, "stream": True}
 
     def reader(self, record: RequestRecord) -> OnEvent:
-        """See `Backend`."""
+        """Return a callback that reads each event of the answer into `record`."""
         decode = msgspec.json.Decoder(_NativeEvent).decode
 
         def read(when: float, data: bytes) -> None:
@@ -167,7 +167,7 @@ class OpenAI:
         self._has_token = has_token
 
     def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
-        """See `Backend`."""
+        """Return the JSON body of a request to this route."""
         body = {
             "model": wire.model,
             **self._prompt(request),
@@ -180,7 +180,7 @@ class OpenAI:
         return {**body, "ignore_eos": True} if wire.ignore_eos else body
 
     def reader(self, record: RequestRecord) -> OnEvent:
-        """See `Backend`."""
+        """Return a callback that reads each event of the answer into `record`."""
         decode = msgspec.json.Decoder(_OpenAIEvent).decode
         has_token = self._has_token
 

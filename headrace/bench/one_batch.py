@@ -1,7 +1,8 @@
 """`headrace bench one-batch` measures the step times of one batch in the worker.
 
-Only scheduler, model and device are timed, without the front, the detokenizer and messages. The
-worker runs in a separate process, so that this module does not import torch.
+Only scheduler, model and device are timed, without the front process, the detokenizer and the
+messages between processes. The worker runs in a separate process, so that this module does not
+import torch.
 """
 
 from __future__ import annotations

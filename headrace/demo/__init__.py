@@ -1,7 +1,7 @@
 """The demo models: tiny models ("toys") in the package, and a model that `fetch.py` downloads.
 
 The folder `recipes/` of the repository contains the programs that trained the toys. Importing this
-package does not import torch or transformers, so the server's front may import it.
+package does not import torch or transformers, so the server's front process may import it.
 """
 
 from pathlib import Path

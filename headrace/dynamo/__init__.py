@@ -2,6 +2,6 @@
 
     python -m headrace.dynamo --model-path DIR --discovery-backend file
 
-docs/dynamo.md says more. The package `ai-dynamo-runtime`, with `ai-dynamo` installed without its
-dependencies, must be there.
+It needs the package `ai-dynamo-runtime`, and `ai-dynamo` installed without its dependencies.
+docs/dynamo.md describes the installation and the options.
 """

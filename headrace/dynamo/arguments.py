@@ -65,9 +65,10 @@ def read_arguments(arguments: Sequence[str] | None) -> tuple[ServerConfig, Worke
 
 
 def with_kv_events(config: ServerConfig, socket: Path) -> ServerConfig:
-    """Return the options with events of the prefix cache published on a unix socket at `socket`.
+    """Return options that also publish events of the prefix cache on the unix socket `socket`.
 
-    Only this process may reach them there, since they show the tokens of all prompts.
+    Only this process may have access to the socket, because the events show the tokens of all
+    prompts.
     """
     events = json.dumps({"endpoint": f"ipc://{socket}"})
     scheduling = dataclasses.replace(config.scheduling, kv_events_config=events)

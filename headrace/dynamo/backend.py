@@ -61,7 +61,7 @@ class Backend(LLMEngine):
         return cls(config, folder), worker
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Start the engine's processes; return what the frontend is told of the model.
+        """Start the engine's processes; return the model's properties that the frontend needs.
 
         Raises:
             StartupError: the engine cannot start.
@@ -89,7 +89,7 @@ class Backend(LLMEngine):
                 kv_cache_block_size=worker.page_size,
                 total_kv_blocks=worker.max_total_num_tokens // worker.page_size,
                 max_num_seqs=worker.max_running_requests,
-                # -1: prompts are computed whole.
+                # A chunk size of -1 means that prompts are computed whole.
                 max_num_batched_tokens=None if chunk == -1 else chunk,
             ),
         )
@@ -133,7 +133,7 @@ class Backend(LLMEngine):
             self._context.client.abort(rid)
 
     async def cleanup(self) -> None:
-        """End the engine's processes; also after a start that failed, and when called twice."""
+        """End the engine's processes. It may be called after a failed start, and twice."""
         if self._background is not None:
             await self._background.stop()
         if self._host is not None:
@@ -153,11 +153,11 @@ class Backend(LLMEngine):
         return [ZmqSource(found.endpoint.replace("*", "127.0.0.1"), found.topic)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """Return the copies of the model whose load is reported: one."""
+        """Return the indices of the replicas whose load is reported: only 0."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Keep the object to which the load is reported."""
+        """Store the object to which the load is reported."""
         self._publisher = publisher
 
     async def health_check_payload(self) -> dict[str, Any]:

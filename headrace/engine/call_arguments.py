@@ -14,7 +14,7 @@ from runtime.service.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# Arguments of SGLang that have an effect only together with an argument that is refused.
+# Arguments of SGLang that need another argument, which this engine refuses.
 _COMPANIONS = frozenset(
     {
         "external_trace_header",

@@ -87,7 +87,7 @@ class EngineCore:
             raise self._shut_down() from None
 
     def leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Schedule `coroutine` on the engine's loop, without waiting; do nothing after the end."""
+        """Schedule `coroutine` on the engine's loop, without waiting; do nothing after `close`."""
         if os.getpid() != self._owner_pid:
             coroutine.close()
             return

@@ -220,7 +220,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
         progress_bar: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Do the same as `generate` as a coroutine; with `stream` it returns an async iterator."""
+        """Do the same as `generate`, but as a coroutine; with `stream` return an async iterator."""
         if self._is_empty(prompt, input_ids):
             return AsyncChunkIterator(self._core, self, None) if stream else []
         if options.get(_IMAGES) is not None:
@@ -303,7 +303,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def start_expert_distribution_record(self) -> None:
-        """Begin to record which experts are chosen.
+        """Begin to record which experts of a mixture-of-experts model are chosen.
 
         The engine must have been created with `expert_distribution_recorder_mode`.
         """
@@ -370,7 +370,7 @@ class Engine(ScoreMethods, WeightMethods, AdapterMethods, VectorMethods):
 
     @waiting
     async def get_server_info(self) -> dict[str, Any]:
-        """Return every argument with its value, the worker's limits, and what it runs now."""
+        """Return every argument with its value, and the worker's limits and current load."""
         return describe_server(self._core.context)
 
     @waiting

@@ -31,8 +31,8 @@ Answer = dict[str, Any]
 
 # Fewer prompts than this are tokenized on the event loop instead of on a thread.
 _FEW_PROMPTS = 64
-# How many requests are in flight for each row of the running batch: enough that a row that becomes
-# free never waits for the next request.
+# How many requests are in flight for each place in the running batch. The number is so large that a
+# free place never waits for the next request.
 _IN_FLIGHT_PER_ROW = 4
 
 
@@ -110,7 +110,7 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(
     context: ServiceContext, plan: GeneratePlan
 ) -> tuple[list[list[int]], GeneratePlan]:
-    """Return the token ids of the prompts, and the plan with its images and adapters."""
+    """Return the token ids of the prompts, and `plan` with its images and adapters loaded."""
     plan = await with_adapters(context, plan)
     encode = partial(_encode_prompts, context)
     if plan.images:

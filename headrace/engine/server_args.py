@@ -156,7 +156,7 @@ def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
 
 
 def _adapters(value: Any) -> Any:
-    """`lora_paths` as the command line takes it: paths, `name=path`, objects, or name to path."""
+    """Return `lora_paths` as on the command line; a dict from name to path becomes `name=path`s."""
     if isinstance(value, dict):
         return [f"{name}={os.fspath(path)}" for name, path in value.items()]
     if not isinstance(value, list | tuple):

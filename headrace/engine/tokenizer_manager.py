@@ -15,7 +15,7 @@ class PauseRequest(Protocol):
 
     @property
     def mode(self) -> str:
-        """`abort`, `retract` or `in_place`."""
+        """The pause mode: `abort`, `retract` or `in_place`."""
         ...
 
 
@@ -35,11 +35,11 @@ class TokenizerManager:
         return self._engine.context.tokenizer
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """See `Engine.abort`."""
+        """Abort the request or batch with this `rid`, or all requests."""
         self._engine.abort(rid, abort_all=abort_all)
 
     async def pause_generation(self, request: str | PauseRequest = "abort") -> None:
-        """See `Engine.pause_generation`; `request` is the mode, or an object with a `mode`.
+        """Pause generation; `request` is a mode of `Engine.pause_generation`, or has it as `mode`.
 
         Raises:
             ValueError: an unknown mode.
@@ -48,5 +48,5 @@ class TokenizerManager:
         await self._engine.async_pause_generation(mode)
 
     async def continue_generation(self, request: object = None) -> None:  # noqa: ARG002
-        """See `Engine.continue_generation`; `request` is for compatibility and has no effect."""
+        """Continue generation after a pause; `request` is for compatibility and has no effect."""
         await self._engine.async_continue_generation()

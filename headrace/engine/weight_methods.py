@@ -1,8 +1,7 @@
 """The engine's methods that change weights, pause generation, or release memory.
 
 The methods do the same as the server's routes of the same names; see `docs/rl.md`. A caller's
-mistake
-does not raise: the method returns `(False, message)`.
+mistake does not raise an exception: the method returns `(False, message)`.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class WeightMethods:
         flush_cache: bool = True,
         **options: Any,
     ) -> tuple[bool, str]:
-        """See `update_weights_from_tensor`."""
+        """Do the same as `update_weights_from_tensor`, but as a coroutine."""
         with ExitStack() as stack:
             fields = self._lend(named_tensors, load_format, stack)
             return await self._async_from_tensor(fields, flush_cache, options)

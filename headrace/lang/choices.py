@@ -72,7 +72,7 @@ class TokenLengthNormalized:
         output_token_logprobs: list[list[Entry]],
         unconditional_token_logprobs: list[list[Entry]] | None = None,  # noqa: ARG002
     ) -> ChoicesDecision:
-        """See the class."""
+        """Return the text with the greatest mean log-probability per token."""
         best = _first_best(normalized_prompt_logprobs)
         meta = _meta(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs)
         return ChoicesDecision(choices[best], meta)
@@ -98,7 +98,7 @@ class GreedyTokenSelection:
         output_token_logprobs: list[list[Entry]],
         unconditional_token_logprobs: list[list[Entry]] | None = None,  # noqa: ARG002
     ) -> ChoicesDecision:
-        """See the class."""
+        """Return the text that remains after the tokens were compared one position at a time."""
         rows = [
             [entry[0] for entry in entries if entry[0] is not None]
             for entries in input_token_logprobs
@@ -138,7 +138,7 @@ class UnconditionalLikelihoodNormalized:
         output_token_logprobs: list[list[Entry]],
         unconditional_token_logprobs: list[list[Entry]] | None = None,
     ) -> ChoicesDecision:
-        """See the class.
+        """Return the text whose mean log-probability rises most by the prompt.
 
         Raises:
             ValueError: the unconditional log-probabilities are missing.

@@ -181,7 +181,7 @@ class AsyncProgramStateGroup(_Group["AsyncProgramState"]):
     """The children of a program that is an `async def` function."""
 
     async def join(self, mode: str = "gather_variable") -> None:
-        """See `ProgramStateGroup.join`."""
+        """Await all children, and copy their results as `ProgramStateGroup.join` does."""
         if self.src_state is not None:
             await self.src_state.sync()
         self._check(mode)

@@ -247,7 +247,7 @@ class SglFunction(Generic[P, R]):
         return batch.iterate() if batch.options.generator_style else batch.run()
 
     async def arun_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> list[Any]:
-        """Do the same as `run_batch` as a coroutine; `concurrency` is an alias of `num_threads`.
+        """Do the same as `run_batch`, but as a coroutine; `concurrency` means `num_threads`.
 
         `async def` functions run on the frontend's own event loop.
         """

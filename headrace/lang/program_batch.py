@@ -177,7 +177,7 @@ class Batch:
         return self._results()
 
     async def run_async(self) -> list[Any]:
-        """Do the same as `run` as a coroutine of any event loop."""
+        """Do the same as `run`, but as a coroutine of any event loop."""
         try:
             self._begin()
             await self._waiters.wait_async(self._is_over)

@@ -422,7 +422,7 @@ class AsyncProgramState(_State):
         return await self.get_var(key)
 
     async def get_var(self, name: str) -> Any:
-        """See `ProgramState.get_var`."""
+        """Wait for a variable and return its value; the same as `await state[name]`."""
         executor = self.stream_executor
         await executor.family.wait_async(executor.when_settled(name))
         return executor.take(name)
@@ -434,46 +434,46 @@ class AsyncProgramState(_State):
     @overload
     async def value(self, name: str) -> Any: ...
     async def value(self, name: Key, kind: type[Any] | None = None) -> Any:
-        """See `ProgramState.value`."""
+        """Do the same as `ProgramState.value`, but as a coroutine."""
         executor = self.stream_executor
         await executor.family.wait_async(executor.when_settled(_name_of(name)))
         return self._value(name, kind)
 
     async def get_meta_info(self, name: str) -> Any:
-        """See `ProgramState.get_meta_info`."""
+        """Wait for a variable; return the back end's meta information, None for an unknown name."""
         executor = self.stream_executor
         await executor.family.wait_async(executor.when_settled(name))
         return self._meta(name)
 
     async def sync(self) -> None:
-        """See `ProgramState.sync`."""
+        """Wait until all appended expressions have been executed."""
         executor = self.stream_executor
         await executor.family.wait_async(executor.when_idle())
 
     async def text(self) -> str:
-        """See `ProgramState.text`."""
+        """Wait and return the whole text with role markup; after an error, the text so far."""
         await self.sync()
         return self._text()
 
     async def messages(self) -> list[dict[str, Any]]:
-        """See `ProgramState.messages`."""
+        """Wait for the program and return its turns as messages in OpenAI's format."""
         await self.sync()
         return self._messages()
 
     async def error(self) -> BaseException | None:
-        """See `ProgramState.error`."""
+        """Wait for the program and return its first error, or None."""
         await self.sync()
         return self._error()
 
     async def to_dict(self) -> dict[str, Any]:
-        """See `ProgramState.to_dict`."""
+        """Wait for the program and return its results with the keys of `ProgramState.to_dict`."""
         await self.sync()
         return self._record()
 
     async def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None
     ) -> AsyncProgramStateGroup:
-        """See `ProgramState.fork`."""
+        """Wait until all appended expressions are executed, then create independent children."""
         await self.sync()
         children = fork_and_warm(self.stream_executor, size, position_ids_offset)
         return AsyncProgramStateGroup([AsyncProgramState(child) for child in children], self)
@@ -482,7 +482,7 @@ class AsyncProgramState(_State):
     async def copy(
         self, position_ids_offset: list[int] | None = None
     ) -> AsyncIterator[AsyncProgramState]:
-        """See `ProgramState.copy`."""
+        """Return an async context manager of one child; otherwise like `ProgramState.copy`."""
         group = await self.fork(1, position_ids_offset)
         try:
             yield group[0]

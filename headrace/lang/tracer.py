@@ -134,7 +134,7 @@ class TracerState:
         return self
 
     def role(self, name: str, expr: Any = None) -> Any:
-        """See `ProgramState.role`."""
+        """Record a whole turn of the role `name`, or return a context manager for one."""
         if expr is None:
             return self._scope(ir.SglRoleBegin(name), ir.SglRoleEnd(name))
         whole = ir.SglExprList([ir.SglRoleBegin(name), ir.as_expression(expr), ir.SglRoleEnd(name)])
@@ -142,19 +142,19 @@ class TracerState:
         return _Traced(whole, self)
 
     def system(self, expr: Any = None) -> Any:
-        """See `ProgramState.system`."""
+        """Record a system turn, or return a context manager for one."""
         return self.role("system", expr)
 
     def user(self, expr: Any = None) -> Any:
-        """See `ProgramState.user`."""
+        """Record a user turn, or return a context manager for one."""
         return self.role("user", expr)
 
     def assistant(self, expr: Any = None) -> Any:
-        """See `ProgramState.assistant`."""
+        """Record an assistant turn, or return a context manager for one."""
         return self.role("assistant", expr)
 
     def var_scope(self, name: str) -> Any:
-        """See `ProgramState.var_scope`."""
+        """Return a context manager; the text recorded in its block becomes the variable `name`."""
         return self._scope(ir.SglVarScopeBegin(name), ir.SglVarScopeEnd(name))
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class TracerState:
         size: int = 1,
         position_ids_offset: list[int] | None = None,  # noqa: ARG002
     ) -> list[TracerState]:
-        """See `ProgramState.fork`."""
+        """Return the traces of `size` new children."""
         children = [TracerState(self.chat_template, self) for _ in range(size)]
         self.child_states.extend(children)
         return children

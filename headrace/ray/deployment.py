@@ -30,7 +30,7 @@ from runtime.config.scheduling_options import SchedulingArgs
 logger = logging.getLogger(__name__)
 
 Placement = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
-# The share of a replica's rows (places for running requests) that autoscaling tries to keep in use.
+# The share of a replica's places for running requests that autoscaling tries to keep in use.
 TARGET_SHARE = 0.7
 # `ray.serve.llm.request_router` exports this class too, but it imports vLLM or SGLang.
 _PREFIX_ROUTER = (
@@ -134,8 +134,8 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
 def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Return how many replicas are needed for the current requests; Ray's autoscaler calls it.
 
-    A replica counts as full if its running and waiting requests take `TARGET_SHARE` of its rows.
-    Ray applies its bounds and delays to the result.
+    A replica counts as full if its running and waiting requests are `TARGET_SHARE` of its places
+    for running requests. Ray applies its bounds and delays to the result.
     """
     metrics = context.raw_metrics
     requests = _newest(metrics.get("num_requests", {}))

@@ -35,7 +35,7 @@ class Node:
     """A Ray actor that runs the ranks of one node above 0; they end with the actor."""
 
     def run(self, keywords: Mapping[str, Any]) -> str:
-        """Run ranks whenever node 0 asks for them; return only if this node cannot.
+        """Run ranks whenever node 0 asks for them; return only if this node cannot run them.
 
         Args:
             keywords: the options of this node; see `read_options`.
@@ -74,7 +74,7 @@ class OtherNodes:
 
         Args:
             keywords: the options that the user gave.
-            parallel: those about nodes.
+            parallel: the options about nodes.
 
         Raises:
             StartupError: the actor's placement group does not have a bundle for each node.

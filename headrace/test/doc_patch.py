@@ -1,8 +1,8 @@
-"""Prepares documents that run as notebooks. Importing it elsewhere, or twice, is harmless.
+"""Prepares documents that run as notebooks. Importing this module elsewhere or twice is harmless.
 
 The import applies `nest_asyncio` if installed, so that a document may call `asyncio.run` inside a
-notebook (an `Engine` does not need `nest_asyncio`). Engines made after the import use few rows and
-a small KV pool, so that several documents fit on one device.
+notebook (an `Engine` does not need `nest_asyncio`). Engines made after the import run few requests
+at a time and have a small KV pool, so that several documents fit on one device.
 """
 
 from __future__ import annotations

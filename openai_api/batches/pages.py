@@ -59,7 +59,7 @@ class Page:
         return ordered[begin : begin + self.limit + 1]
 
     def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the page in OpenAI's format; `wire` has the objects of the items from `of`."""
+        """Return the page in OpenAI's format; `wire` has the items from `of` as JSON objects."""
         data = wire[: self.limit]
         return {
             "object": "list",

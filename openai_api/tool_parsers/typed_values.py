@@ -49,8 +49,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the types that a function's schema allows for one argument; empty for any type.
 
-    A string for which the schema lists the allowed values has the type `WORD`, because blanks
-    around it are not part of it.
+    A string for which the schema lists the allowed values has the type `WORD`, because whitespace
+    around it is not part of it.
     """
     properties = schema.get("properties")
     declared = properties.get(name) if isinstance(properties, Mapping) else None

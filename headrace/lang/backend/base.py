@@ -220,13 +220,13 @@ class BaseBackend:
     # ---- coroutines: what the frontend calls ----
 
     async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
-        """See `generate`."""
+        """Run one generation and return its text and `Meta`; by default it calls `generate`."""
         return await core().threads.call(lambda: self.generate(s, sampling_params))
 
     async def async_generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> AsyncGenerator[tuple[str, Meta], None]:
-        """See `generate_stream`; closing the generator early must abort the request."""
+        """Do the same as `generate_stream`; closing this generator early must abort the request."""
         threads = core().threads
         pieces = iter(self.generate_stream(s, sampling_params))
         try:
@@ -244,13 +244,13 @@ class BaseBackend:
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """See `select`."""
+        """Decide which of `choices` continues `s.text_`; by default it calls `select`."""
         return await core().threads.call(
             lambda: self.select(s, choices, temperature, choices_method)
         )
 
     async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        """See `fill_turn`."""
+        """Run all generations of a turn by one request; by default it calls `fill_turn`."""
         return await core().threads.call(lambda: self.fill_turn(s, parts))
 
     async def async_cache_prefix(
@@ -258,15 +258,15 @@ class BaseBackend:
         prefix_str: str,
         media: Sequence[Media] = (),  # noqa: ARG002  plain functions take text only
     ) -> None:
-        """See `cache_prefix`; `media` are the images whose tokens the text contains."""
+        """Cache a text; `media` are its images. By default it calls `cache_prefix` without them."""
         await core().threads.call(lambda: self.cache_prefix(prefix_str))
 
     async def async_flush_cache(self) -> bool:
-        """See `flush_cache`."""
+        """Clear the prefix cache and return whether it was cleared; it calls `flush_cache`."""
         return await core().threads.call(self.flush_cache)
 
     async def async_get_server_info(self) -> dict[str, Any] | None:
-        """See `get_server_info`."""
+        """Return the server's report about itself, or None; it calls `get_server_info`."""
         return await core().threads.call(self.get_server_info)
 
     def _cannot(self, what: str) -> str:
