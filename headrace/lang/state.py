@@ -372,7 +372,7 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """Return a context manager with one child; each of its variables becomes a list of one."""
+        """Return a context manager with one child; the end of the block joins the child."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
