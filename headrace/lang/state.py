@@ -372,7 +372,11 @@ class ProgramState(_State):
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
-        """Return a context manager with one child; the end of the block joins the child."""
+        """Return a context manager with one child of this program.
+
+        At the end of its block, each variable that only the child has becomes a list with the
+        child's value.
+        """
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
