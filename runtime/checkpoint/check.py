@@ -16,7 +16,7 @@ from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# The most unused tensors that a warning names.
+# The maximum number of unused tensors that a warning names.
 _MAX_NAMED = 16
 # Plain types of checkpoints, and for each the type in which the model is then computed.
 _FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}

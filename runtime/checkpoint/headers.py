@@ -24,7 +24,8 @@ from runtime.checkpoint.regular_file import open_regular
 from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
-# The most characters of one entry of the JSON, which is decoded at once; real entries are shorter.
+# The maximum number of characters of one entry of the JSON, which is decoded at once; real entries
+# are shorter.
 MAX_ENTRY_CHARS = 2**19
 _PIECE_BYTES = 2**20
 _SPACES = re.compile(r"[ \t\r\n]*")
@@ -114,9 +115,9 @@ class _Text:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# The most bytes of a header, as in the safetensors library.
+# The maximum number of bytes of a header, as in the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
-# The most tensors of a model, about ten times as many as the largest models have.
+# The maximum number of tensors of a model, about ten times as many as the largest models have.
 MAX_TENSORS = 2**18
 # The beginning of a Git LFS pointer, which a clone without LFS has in place of a large file.
 _LFS_PREFIX = b"version "

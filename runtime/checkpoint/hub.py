@@ -69,7 +69,8 @@ _QUANTIZATION = re.compile(r"(UD-)?(I?Q\d\w*|T?Q\d_\d|F16|F32|BF16|MXFP4\w*)", r
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-# The most characters of a path or hub id. The system's own error for longer names is less clear.
+# The maximum number of characters of a path or hub id. The system's own error for longer names is
+# less clear.
 _MAX_PATH_CHARS = 4096
 
 

@@ -234,8 +234,8 @@ class ModelSpec(ABC):
         overrides: the operator's keys, which replace those of `config.json`.
         gives: what the model computes: `tokens`, `vectors` or `scores`.
         pooling: for vectors or scores, how tokens are pooled, and the layers after that.
-        text_limit: for vectors, the most tokens of a text, as the folder sets it; `None` for as
-            many as the positions allow.
+        text_limit: for vectors, the maximum number of tokens of a text, as the folder sets it;
+            `None` for as many as the positions allow.
         prompts: for vectors, the prompts that may precede a text.
         labels: names of the scores, in order.
         score_activation: for a model with one score, the function that turns it into a relevance.

@@ -58,7 +58,7 @@ FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
 
 
 def read_text_limit(folder: Path) -> int | None:
-    """Return the most tokens of a text, with special ones; `None` for as many as the model takes.
+    """Return how many tokens a text may have, with special ones; `None` for the model's limit.
 
     Raises:
         StartupError: the number is invalid, or texts must be lowercased before the tokenizer.

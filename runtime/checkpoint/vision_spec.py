@@ -61,5 +61,5 @@ class VisionSpec:
 
     @property
     def max_tokens(self) -> int:
-        """The most placeholder tokens of an image."""
+        """Maximum number of placeholder tokens of one image."""
         return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2

@@ -85,9 +85,9 @@ class BatchRows:
         """Allocate rows for `max_rows` requests of at most `max_len` tokens.
 
         Args:
-            max_rows: most requests of a step.
-            max_pages: most pages of a request.
-            max_len: most tokens of a request.
+            max_rows: maximum number of requests of a step.
+            max_pages: maximum number of pages of a request.
+            max_len: maximum number of tokens of a request.
             vocab_size: width of the logits.
             device: where steps are computed; the CPU by default.
             image_cell: side in pixels of the square that one image token covers, if image tokens

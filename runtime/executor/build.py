@@ -167,7 +167,7 @@ def build_executor(
 
 
 def chunk_tokens(config: WorkerConfig) -> int | None:
-    """Return the most prompt tokens of a step; `None` if prompts are not split into chunks."""
+    """Return the limit of prompt tokens per step; `None` if prompts are not split into chunks."""
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 

@@ -34,7 +34,7 @@ class GraphLimits:
     """Limits of the steps that run as CUDA graphs.
 
     Attributes:
-        max_batch: most sequences of a step.
+        max_batch: maximum number of sequences of a step.
         token_sizes: token counts of the buckets for steps with prompt chunks.
         keep_hidden: whether graphs keep hidden states, because requests may ask for them.
         shares_prefixes: whether attention may read the keys of a common prefix once for several
@@ -53,8 +53,9 @@ class Bucket(NamedTuple):
     """The size and the kind of the steps that one CUDA graph can run.
 
     Attributes:
-        num_tokens: most tokens.
-        num_seqs: most sequences; equal to `num_tokens` if each sequence decodes one token.
+        num_tokens: maximum number of tokens.
+        num_seqs: maximum number of sequences; equal to `num_tokens` if each sequence decodes one
+            token.
         kind: "decode": each sequence decodes one token; "shared": the same, and some sequences
             share a prefix; "prompts": only prompts; "mixed": prompts and decoding sequences.
             Attention needs different kernels for each kind.
@@ -82,7 +83,7 @@ def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
 
     Args:
         num_parameters: number of model parameters on this rank.
-        max_tokens: most tokens of a step.
+        max_tokens: maximum number of tokens of a step.
     """
     most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
     return [size for size in TOKEN_SIZES if size <= most]

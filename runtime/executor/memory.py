@@ -187,9 +187,9 @@ def size_pool(
         per_token: bytes that a token takes in the pool.
         page_size: number of tokens per page.
         max_total_tokens: the user's size of the pool; `None` for as much as is useful and fits.
-        max_running_requests: most running requests. The pool needs no more room than for this many
-            requests of length `context_len`.
-        context_len: most tokens of a request.
+        max_running_requests: maximum number of running requests. The pool needs no more room than
+            for this many requests of length `context_len`.
+        context_len: maximum number of tokens of a request.
         budget: memory that the pool may take.
 
     Raises:

@@ -37,7 +37,7 @@ class _Recorded:
     Attributes:
         batch: its input.
         slots: the adapter slots of its tokens; `None` if no token uses an adapter.
-        recording: `None` if the step cannot be recorded.
+        recording: the recorded work, which can be repeated; `None` if the step cannot be recorded.
         is_checked: whether a repetition was compared with the model.
     """
 

@@ -94,9 +94,9 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
     """Return steps that together use every kernel that prompts need on a GPU.
 
     Args:
-        max_tokens: most prompt tokens of a step.
-        context_len: most tokens of a sequence.
-        max_seqs: most sequences of a step.
+        max_tokens: maximum number of prompt tokens of a step.
+        context_len: maximum number of tokens of a sequence.
+        max_seqs: maximum number of sequences of a step.
     """
     max_tokens = min(max_tokens, _MANY_TOKENS)
     longest = context_len - 1

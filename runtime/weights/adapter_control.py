@@ -34,7 +34,7 @@ from runtime.requests.arrival import timed
 logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 256
-# The most adapters that are registered, whether or not the workers have them.
+# The maximum number of adapters that are registered, whether or not the workers have them.
 MAX_REGISTERED = 4096
 _POLL_S = 0.01
 _READING = OffloadPool("reading of adapters", workers=2, max_queued=64, timeout_s=120.0)
@@ -74,7 +74,7 @@ class AdapterControl:
             model: the model that it serves.
             limits: the workers' limits on adapters; `None` if adapters are off.
             folder: a private folder for tensors that are sent; its owner removes it.
-            max_loaded: most adapters in the workers' memory; `None` for any number.
+            max_loaded: maximum number of adapters in the workers' memory; `None` for any number.
         """
         self._client = client
         self._record: AdapterRecord = client.adapters

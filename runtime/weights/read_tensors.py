@@ -24,7 +24,8 @@ from runtime.weights.stored_tensors import as_tensor, drop_pages, map_file, map_
 # Number of threads. One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three
 # times as much.
 _READERS = 4
-# The most bytes of copies that wait on the device to be used; one more tensor may be on its way.
+# The maximum number of bytes of copies that wait on the device to be used; one more tensor may be
+# on its way.
 _AHEAD_BYTES = 2 * 2**30
 
 
@@ -81,7 +82,7 @@ def copies(
         device: the device of the copies.
         cuts: for some names, the function that returns the part of the tensor to copy. Other
             tensors are copied whole.
-        ahead_bytes: most bytes of copies that wait to be used.
+        ahead_bytes: maximum number of bytes of copies that wait to be used.
 
     Raises:
         StartupError: a file cannot be read.

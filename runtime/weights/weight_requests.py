@@ -27,7 +27,7 @@ from runtime.ipc.weight_messages import (
 from runtime.requests.bounds import one_of, within
 from runtime.weights.weight_control import PauseMode
 
-# The most numbers of a weight in one answer; encoding them takes tens of milliseconds.
+# The maximum number of numbers of a weight in one answer; encoding them takes tens of milliseconds.
 MAX_NUMBERS_READ = 2**20
 _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"

@@ -49,7 +49,8 @@ class AttentionLayer:
             rotation, or `None`. `attend` does not apply them.
         eps: epsilon of that norm.
         zero_centered: whether that norm multiplies by `1 + weight` instead of `weight`.
-        window_left: most earlier keys that a query attends to besides its own; -1 for all.
+        window_left: maximum number of earlier keys that a query attends to besides its own; -1 for
+            all.
         is_rounded: whether float32 operands may be rounded to bfloat16 before they are multiplied.
         value_dim: elements of a head of values, at most `head_dim`; 0 means `head_dim`.
         softcap: if not 0, each scaled score becomes `softcap * tanh(score / softcap)`.
@@ -93,11 +94,11 @@ class StepLimits:
     """The size of the largest step that a back end must handle.
 
     Attributes:
-        max_seqs: most sequences in a step.
-        max_tokens: most new tokens in a step, over all sequences.
-        max_prompt_tokens: most prompt tokens in a step. When the first whole prompt runs, a back
-            end prepares its kernels for all prompt lengths up to this number. With 0, it prepares
-            for a length when the first prompt of that length runs.
+        max_seqs: maximum number of sequences in a step.
+        max_tokens: maximum number of new tokens in a step, over all sequences.
+        max_prompt_tokens: maximum number of prompt tokens in a step. When the first whole prompt
+            runs, a back end prepares its kernels for all prompt lengths up to this number. With 0,
+            it prepares for a length when the first prompt of that length runs.
     """
 
     max_seqs: int
@@ -179,7 +180,7 @@ class AttentionBackend(Protocol):
 class SharesPrefixes(Protocol):
     """A back end that reads the keys of a prefix once for all sequences that begin with it.
 
-    The batches for which it may do so have `ForwardBatch.shares_prefixes`.
+    It may do so for batches with `ForwardBatch.shares_prefixes` set.
     """
 
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:

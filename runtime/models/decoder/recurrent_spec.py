@@ -232,7 +232,7 @@ class Mamba2Spec(RecurrentSpec):
 
     @property
     def conv_parts(self) -> tuple[int, int, int]:
-        """For each span of `conv_spans`, the most parts into which ranks can divide it."""
+        """For each span of `conv_spans`, into how many parts ranks can divide it at most."""
         return self.num_heads, self.num_groups, self.num_groups
 
     @property
@@ -274,5 +274,5 @@ class Mamba2Spec(RecurrentSpec):
         return [what for rest, what in parts if rest]
 
     def norms_across_ranks(self, tp_size: int) -> bool:
-        """Whether several ranks share a group of the norm."""
+        """Whether the elements of one norm group are split among several ranks."""
         return self.num_groups < tp_size

@@ -86,7 +86,8 @@ class DecoderSpec(ModelSpec):
         qk_norm: whether q and k are normalised. Each head is normalised by itself (Qwen3) unless
             `has_joint_qk_norm` is set.
         has_joint_qk_norm: whether the norm covers all heads of q, or of k, together (OLMo 2).
-        sliding_window: most keys that a query attends to, with its own; `None` for all.
+        sliding_window: maximum number of keys that a query attends to, with its own; `None` for
+            all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
         windowed_rope: rotary embedding of the layers that have the window; `None` if it is `rope`.
         zero_centered_norms: whether all norms, including those of heads, multiply by `1 + weight`.

@@ -56,8 +56,8 @@ def spans_shard(
         rest: the other dimensions of the tensor.
         context: this rank and the number of ranks.
         offset: first row of the parameter that the part fills.
-        num_parts: for each span, the most parts into which it can be divided. With more ranks than
-            parts, several ranks have the same part. Empty for no limit.
+        num_parts: for each span, the maximum number of parts into which it can be divided. With
+            more ranks than parts, several ranks have the same part. Empty for no limit.
 
     Raises:
         ValueError: a span cannot be divided evenly.
@@ -124,7 +124,8 @@ def conv_holder(
         width: tokens that the convolution reads.
         context: dtype, device and rank.
         bias: whether the convolution has a bias.
-        num_parts: for each span, the most parts into which it can be divided; empty for no limit.
+        num_parts: for each span, the maximum number of parts into which it can be divided; empty
+            for no limit.
     """
     shapes = {"weight": (1, width), "bias": ()} if bias else {"weight": (1, width)}
     return ChannelWeights(

@@ -39,7 +39,7 @@ class ExpertCounts:
             num_experts: experts of a layer.
             num_chosen: experts that a token passes in a layer.
             layers: indices of the layers that have experts, in order.
-            most_in_graphs: most tokens of a step that a CUDA graph may compute.
+            most_in_graphs: maximum number of tokens of a step that a CUDA graph may compute.
             device: device of the model.
         """
         self.shape = (num_layers, num_experts)

@@ -33,7 +33,8 @@ class Output:
         start, length: the rows of this rank.
         spans: rows of each span over all ranks, if the rank has a part of each of several spans
             instead of the rows from `start` on; otherwise empty.
-        num_parts: for each span, the most parts into which it can be divided; see `spans_shard`.
+        num_parts: for each span, the maximum number of parts into which it can be divided; see
+            `spans_shard`.
     """
 
     shard: str
@@ -64,7 +65,7 @@ def spanned(
 ) -> Output:
     """Return the projection `shard`, of which each rank has a part of every span of rows.
 
-    `num_parts` has, for each span, the most parts into which it can be divided.
+    `num_parts` has, for each span, the maximum number of parts into which it can be divided.
 
     Raises:
         ValueError: the rows of a span cannot be split evenly.

@@ -51,7 +51,7 @@ class AttentionCall:
     Attributes:
         module: name of the calling module.
         num_heads, num_kv_heads, head_dim, value_dim: sizes over all ranks together.
-        window: most keys that a query attends to, with its own; `None` for all.
+        window: maximum number of keys that a query attends to, with its own; `None` for all.
         sinks: name of the module's parameter with a sink score for each head; empty if it has no
             sinks.
         rotary: the rotary module whose result the calling module received; `None` if it received

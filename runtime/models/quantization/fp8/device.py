@@ -181,7 +181,7 @@ class Codes:
             yield f"{self._name}_input_scale", self._input
 
     def take_scales(self) -> None:
-        """Put the scales that were filled into use."""
+        """Use the newly filled scales from now on."""
         self.scales.update(self._scale.scales)
         self.inputs.update(self._input.scales)
         self._scale.scales.clear()

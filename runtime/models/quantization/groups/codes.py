@@ -61,7 +61,7 @@ class Codes:
             yield self._name + target, parameter
 
     def take_small(self) -> None:
-        """Put the tensors that were filled besides the codes, such as scales, into use."""
+        """Use the newly filled tensors other than codes, such as scales, from now on."""
         for target, parameter in self._small.items():
             self._used[target].update(parameter.filled)
             parameter.filled.clear()

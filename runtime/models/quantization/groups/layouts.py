@@ -90,5 +90,5 @@ def pack_zeros(zeros: Tensor, scheme: GroupScheme) -> Tensor:
 
 
 def scales_by_row(scales: Tensor, scheme: GroupScheme) -> Tensor:
-    """Convert scales from their stored shape to `[rows, num_groups]`, or back."""
+    """Convert scales from the stored shape to `[rows, num_groups]`, or back to the stored one."""
     return scales if scheme.layout == "packed" else scales.t().contiguous()
