@@ -182,7 +182,7 @@ def read_model_spec(
 
     Raises:
         StartupError: a file is missing, an architecture or feature is not supported, or a number is
-            missing or out of range; one line names the key.
+            missing or out of range; the message names the key.
     """
     config, generation = _read_words(folder, overrides)
     family = _find(

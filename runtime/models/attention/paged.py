@@ -43,7 +43,7 @@ class PagedAttention:
         """Do nothing: the kernels read the batch's own tensors."""
 
     def write(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """Write keys and values; see `AttentionBackend.write`."""
+        """Write one layer's new keys and values to pages; see `AttentionBackend.write`."""
         write_heads(self._rope, layer, k, v, batch)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:

@@ -124,8 +124,8 @@ def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: in
         first_position: row of the position embedding for a text's first token.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported; one line
-            names the key.
+        StartupError: a number is missing or out of range, or a setting is not supported; the
+            message names the key.
     """
     common = common_fields(config, generation)
     num_heads = config.integer("num_attention_heads", MAX_HEADS)

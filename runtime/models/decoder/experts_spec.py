@@ -218,7 +218,7 @@ def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
         has_shared: whether the family has a shared expert.
 
     Raises:
-        StartupError: a number is missing or out of range; one line names the key.
+        StartupError: a number is missing or out of range; the message names the key.
     """
     num_layers = config.integer("num_hidden_layers", MAX_LAYERS)
     # transformers 5 writes `num_local_experts` for some families.

@@ -87,8 +87,8 @@ def read_latent_decoder(
         defaults: values of keys that `config` lacks.
 
     Raises:
-        StartupError: a number is missing or out of range, or a setting is not supported; one line
-            names the key.
+        StartupError: a number is missing or out of range, or a setting is not supported; the
+            message names the key.
     """
     values = {**defaults, **config.values}
     config = Keys(config.source, values)
@@ -130,7 +130,7 @@ def read_shared_experts(config: Keys, router: RouterSpec, num_layers: int) -> Ex
         The spec of the experts, or `None` if the model has no experts.
 
     Raises:
-        StartupError: a number is missing or out of range; one line names the key.
+        StartupError: a number is missing or out of range; the message names the key.
     """
     if config.values.get("n_routed_experts") is None:
         return None

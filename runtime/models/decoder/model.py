@@ -119,7 +119,7 @@ class DecoderAttention(Mixer):
         return self.attention.cos_sin
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Compute q, k and v and run the attention back end; see `Mixer.attend`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, by the attention back end."""
         qkv = self.qkv_proj.apply(hidden)
         if self.joint_norm is not None:
             self.joint_norm.apply(qkv)

@@ -82,7 +82,7 @@ class Gemma4Attention(Mixer):
         return self.qkv_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Compute the projections and the attention; see `Mixer`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`: projections and attention."""
         layer, product = self.attention, self.qkv_proj.apply(hidden)
         num_tokens, head_dim = len(product), layer.head_dim
         if self.k_norm is None:

@@ -87,7 +87,10 @@ class DeltaNet(Mixer):
         return self.in_proj.rounding if self.gate_proj is None else None
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, apply the gated delta rule, norm and gate; see `Mixer.attend`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor.
+
+        Convolve, apply the gated delta rule, norm and gate.
+        """
         steps, shape = batch.states, self._shape
         assert steps is not None, "the pool has slots for this model"
         channels, gate, gates = self._project(hidden)

@@ -71,7 +71,10 @@ class GatedAttention(Mixer):
         return self._cos_sin
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Norm and rotate, attend, and apply the gate; see `Mixer.attend`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor.
+
+        Norm and rotate the heads, attend, and apply the gate.
+        """
         layer = self.attention
         num_heads, num_kv, head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         product = self.qkv_proj.apply(hidden)

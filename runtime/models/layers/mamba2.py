@@ -73,7 +73,10 @@ class Mamba2(Mixer):
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Convolve, run the recurrence, apply the gate and the norm; see `Mixer`."""
+        """Map `[num_tokens, hidden_size]` to the input of `o_proj`, a new tensor.
+
+        Convolve, run the recurrence, and apply the gate and the norm.
+        """
         steps = batch.states
         assert steps is not None, "the pool has slots for this model"
         gate, channels, times = self.in_proj.apply(hidden).split(self._sizes, dim=1)

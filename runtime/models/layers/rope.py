@@ -92,7 +92,9 @@ def _inverse_frequencies(
 
 
 def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Divide low frequencies by `factor`, keep high ones, and blend those between.
+    """Return `inv_freq` with low frequencies divided by `factor`, and high ones unchanged.
+
+    Frequencies between the two are interpolated.
 
     Source: Llama 3.1.
     """
@@ -109,7 +111,10 @@ def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor, float]:
-    """Divide low frequencies by `factor`, keep high ones, and ramp between the two.
+    """Return the angle per position of each frequency, and the factor of the table.
+
+    Low frequencies are divided by `factor`, high ones are unchanged, and those between are
+    interpolated.
 
     Source: YaRN, arXiv 2309.00071.
     """
@@ -134,7 +139,9 @@ def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor,
 
 
 def _longrope(rope: RopeConfig, frequencies: Tensor, max_positions: int) -> tuple[Tensor, float]:
-    """Divide each frequency by a factor of its own: for all sequences the long or the short one.
+    """Return the angle per position of each frequency, and the factor of the table.
+
+    Each frequency is divided by a factor of its own: for all sequences the long or the short one.
 
     The long factors are used if the longest sequence that is served exceeds the original context.
     `transformers` chooses by the length of each sequence instead. Then, when a sequence grows

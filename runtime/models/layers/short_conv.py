@@ -45,7 +45,7 @@ class ShortConv(Mixer):
         return self.in_proj.rounding
 
     def attend(self, hidden: Activations, batch: ForwardBatch) -> Tensor:
-        """Compute `C * conv(B * x)`; see `Mixer.attend`."""
+        """Map `[num_tokens, hidden_size]` to `C * conv(B * x)`, the input of `o_proj`."""
         steps = batch.states
         assert steps is not None, "the pool has slots for this model"
         gate_in, gate_out, x = self.in_proj.apply(hidden).chunk(3, dim=-1)

@@ -48,7 +48,7 @@ class NemotronLayer(DecoderLayer):
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """Compute the mixer's output product or the feed-forward block.
 
-        See `DecoderLayer.finish`.
+        Arguments and result are those of `DecoderLayer.finish`.
         """
         if self.has_mixer:
             return self.self_attn.o_proj.apply(attended)

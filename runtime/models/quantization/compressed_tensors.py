@@ -18,14 +18,14 @@ PACKED = "pack-quantized"
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Quantization:
-    """Read `quantization_config` with the method that its scheme needs.
+    """Return the quantization that `quantization_config` describes; its scheme selects the method.
 
     Args:
         path: path of the model.
         words: the content of `quantization_config`.
 
     Raises:
-        StartupError: a scheme is not supported; one line names it and its modules.
+        StartupError: a scheme is not supported; the message names it and its modules.
     """
     groups = words.get("config_groups")
     formats = [words.get("format")]

@@ -100,8 +100,8 @@ def trace(architecture: str, values: dict[str, Any]) -> Traced:
         values: the content of `config.json`.
 
     Raises:
-        StartupError: `transformers` does not know the model, or a part of it cannot be served; one
-            line says which.
+        StartupError: `transformers` does not know the model, or a part of it cannot be served; the
+            message says which.
     """
     return _Trace(architecture, build_on_meta(architecture, values)).run()
 

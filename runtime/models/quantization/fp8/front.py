@@ -127,14 +127,14 @@ class Fp8Quantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> Fp8Quantization:
-    """Read the quantization keys of any of the supported tools.
+    """Return the quantization that the keys of any of the supported tools describe.
 
     Args:
         path: path of the model.
         words: the content of `quantization_config`.
 
     Raises:
-        StartupError: the scheme is not supported; one line names it and its modules.
+        StartupError: the scheme is not supported; the message names it and its modules.
     """
     method = words["quant_method"]
     reader = _READERS[method]

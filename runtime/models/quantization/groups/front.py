@@ -125,14 +125,14 @@ class GroupQuantization(Quantization):
 
 
 def read(path: Path, words: Mapping[str, Any]) -> GroupQuantization:
-    """Read the quantization keys of any of the supported tools.
+    """Return the quantization that the keys of any of the supported tools describe.
 
     Args:
         path: path of the model.
         words: the content of `quantization_config`.
 
     Raises:
-        StartupError: a scheme is not supported; one line names it and its modules.
+        StartupError: a scheme is not supported; the message names it and its modules.
     """
     found = _READERS[words["quant_method"]](_Words(path, words))
     infos = stored_tensors(path)
