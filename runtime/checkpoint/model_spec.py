@@ -91,7 +91,7 @@ class Quantization(ABC):
         """Return the number of bytes that a whole weight takes on a device.
 
         Args:
-            weight: a weight as its family lists it.
+            weight: a weight as its family lists it, without quantization.
             itemsize: bytes of a number of the type that the model is computed in.
             device: `cpu` or `cuda`.
         """

@@ -28,7 +28,8 @@ def key_ends(plan: StepPlan, known: NDArray[np.intp], indptr: NDArray[Any]) -> I
     because attention within such images is bidirectional.
 
     Args:
-        plan: the step's plan. If it has tokens of an image, it has all remaining ones of the image.
+        plan: the step's plan. If it has tokens of an image, it has all remaining tokens of that
+            image.
         known: index in the step of each token of `plan.chunk_tokens`.
         indptr: `[num_seqs + 1]`, where each sequence's tokens begin and end.
     """

@@ -254,8 +254,8 @@ class GraphRunner:
 
         Returns:
             `[num_seqs]` int64 in host memory, the token of each sequence's largest logit, or
-            `NAN_TOKEN` for NaN. The tokens are valid when the device has run the step, and until
-            the fourth run from now.
+            `NAN_TOKEN` for NaN. The tokens are valid from the end of the step on the device until
+            the fourth run after this one.
         """
         inputs, turn = self._inputs[bucket], self._host.following
         buffer = self._host.numbers[turn]

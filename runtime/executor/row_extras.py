@@ -77,7 +77,7 @@ class RowExtras:
         return self._loaded[name]
 
     def device_half(self, name: str) -> DeviceExtra | None:
-        """Return the object that computes the extra output `name`; `None` before its first use."""
+        """Return what computes the extra output `name`; `None` if no request has used it yet."""
         return self._loaded.get(name)
 
     def of_samples(

@@ -420,7 +420,7 @@ class Decoder:
         return residual
 
     def _begin(self, batch: ForwardBatch) -> tuple[Tensor | None, Tensor]:
-        """Return the previous layer's output, or `None`, and the residual stream without it."""
+        """Return the previous layer's output (or `None`) and the residual stream that lacks it."""
         if self._stage.is_first:
             assert self.embed_tokens is not None, "the first stage embeds"
             # The embeddings are a new tensor, so the residual stream may be changed in place.

@@ -75,7 +75,7 @@ class Matrix(ABC):
         raise NotImplementedError("this kind of matrix cannot hold embeddings")
 
     def head(self, rows: slice) -> PackedLinear:
-        """Return the product with `rows` of a packed embedding matrix.
+        """Return a product whose matrix is `rows` of the packed embedding matrix.
 
         Raises:
             NotImplementedError: this kind of matrix cannot hold embeddings.

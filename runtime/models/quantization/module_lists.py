@@ -123,7 +123,7 @@ def find_kv_scales(stored: Container[str], attention: str) -> Mapping[str, str]:
         attention: name of the attention module.
 
     Returns:
-        An empty map unless both scales are stored.
+        A map with the keys `k` and `v`; empty unless both scales are stored.
     """
     found = {}
     for which in ("k", "v"):

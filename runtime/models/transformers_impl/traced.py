@@ -427,7 +427,7 @@ def _mask(
 
 
 def _layer_of(model: nn.Module, name: str) -> str:
-    """Return the entry of a module list that contains `name`; empty if no list contains it."""
+    """Return the name of the layer, in a module list, that contains module `name`; else empty."""
     parts = name.split(".")
     for length in range(1, len(parts)):
         if isinstance(model.get_submodule(".".join(parts[:length])), nn.ModuleList):
