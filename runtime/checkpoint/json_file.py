@@ -56,7 +56,7 @@ class Keys:
         """Return a key's value, an integer in `[low, high]`.
 
         Raises:
-            StartupError: the key is absent and there is no `default`, or the value is not such a number.
+            StartupError: the key is absent and there is no `default`, or the value is wrong.
         """
         value = self.values.get(key)
         if value is None and default is not None:
@@ -71,7 +71,7 @@ class Keys:
         """Return a key's value, a finite number in `[low, high]`.
 
         Raises:
-            StartupError: the key is absent and there is no `default`, or the value is not such a number.
+            StartupError: the key is absent and there is no `default`, or the value is wrong.
         """
         value = self.values.get(key)
         if value is None and default is not None:
