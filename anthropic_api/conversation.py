@@ -66,7 +66,7 @@ def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionReque
 
 
 def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionRequest:
-    """Convert the fields that determine the prompt.
+    """Return a chat request made from the fields that determine the prompt.
 
     Raises:
         InvalidRequest: see `chat_request`.

@@ -126,7 +126,7 @@ class AnthropicErrorDetail(TypedDict):
 
 
 class AnthropicErrorBody(TypedDict):
-    """An error's body, and the event that ends a stream after it has begun."""
+    """The body of an error response, and the last event of a stream that fails."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -20,7 +20,7 @@ from runtime.service.operation import described_as
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """A text. `cache_control` has no effect, because the prefix cache works automatically."""
+    """A block of text. `cache_control` has no effect: the prefix cache works automatically."""
 
     text: str
     cache_control: Any = None
@@ -57,7 +57,7 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """The result of a call; an error is marked before its text."""
+    """The result of a call. In the prompt, the text of an error begins with "Error: "."""
 
     tool_use_id: str
     content: str | list[AnyBlock] | None = None
@@ -163,7 +163,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """Effort and form of the answer."""
+    """The reasoning effort, and the required form of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None

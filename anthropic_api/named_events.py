@@ -7,5 +7,5 @@ from runtime.service.generation import Chunk, named_event
 
 
 def message_event(content: MessageEvent | AnthropicErrorBody) -> Chunk:
-    """Encode one event."""
+    """Encode `content` as one server-sent event."""
     return named_event(content["type"], content)

@@ -43,7 +43,7 @@ def inline_messages(messages: Any, *, sees: bool) -> Any:
 
 
 def urls_of(messages: Any) -> list[str] | None:
-    """Return the data URLs of all images in messages from `inline_messages`, in order."""
+    """Return the images' data URLs in messages from `inline_messages`; None without images."""
     found = [
         part["image_url"]["url"]
         for message in messages

@@ -94,7 +94,7 @@ class _Launched:
         self._servers[port] = (process, output)
 
     def process_at(self, url: str) -> subprocess.Popen[str] | None:
-        """Return the process of the server that listens, or will listen, at `url`."""
+        """Return the server process that listens, or will listen, at `url`; None if unknown."""
         parts = urllib.parse.urlsplit(url)
         if parts.hostname not in (*_OWN_NAMES, socket.gethostname()) or parts.port is None:
             return None

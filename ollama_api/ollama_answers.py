@@ -21,7 +21,7 @@ class OllamaCall(TypedDict):
 
 
 class OllamaAnswerMessage(TypedDict):
-    """The assistant's message, or its new part in a stream."""
+    """The assistant's message; in a stream, only its new part."""
 
     role: Literal["assistant"]
     content: str
@@ -123,6 +123,6 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaErrorBody(TypedDict):
-    """An error's body, and the line that ends a stream after it has begun."""
+    """The body of an error response, and the last line of a stream that fails."""
 
     error: str

@@ -1,4 +1,4 @@
-"""Builds the lines of an answer, and the whole answer from the same parts."""
+"""Builds answers in Ollama's format: the JSON lines of a stream, or one JSON object."""
 
 from __future__ import annotations
 

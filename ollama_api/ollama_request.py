@@ -21,7 +21,7 @@ from runtime.requests.sampling_params import (
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """Sampling; options that only tune Ollama's engine (`num_ctx`, `num_gpu`, ...) are ignored.
+    """Sampling parameters; those that only tune Ollama's engine (`num_ctx`, ...) are ignored.
 
     Attributes:
         num_predict: most tokens of the answer; 0 or less for as many as fit.
@@ -54,7 +54,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """One message."""
+    """One message of the conversation."""
 
     role: str
     content: str = ""

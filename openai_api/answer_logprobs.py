@@ -36,7 +36,7 @@ class AnswerLogprobs:
         """Start with no output.
 
         Args:
-            pieces: the text of single tokens.
+            pieces: returns the text of a single token.
             decoder: returns each token's part of the text.
             scan: finds the thoughts; `None` if thoughts stay in the content.
         """

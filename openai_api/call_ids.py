@@ -108,7 +108,7 @@ class AnswerIds:
     calls_before: int = 0
 
     def of(self, name: str, own: str | None, index: int) -> str | None:
-        """Return the id of the answer's call `index`; `own` is the id that the model wrote."""
+        """Return the id of call `index` of the answer; `own` is the id that the model wrote."""
         if self.form is None or (own is not None and self.form.fits(own)):
             return own
         return self.form.new(name, self.calls_before + index)

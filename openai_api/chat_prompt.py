@@ -47,7 +47,7 @@ class ChatPrompt:
 
 
 async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIContext) -> ChatPrompt:
-    """Render and encode a checked request.
+    """Render a checked request with the chat template, and encode the text to token ids.
 
     Raises:
         InvalidRequest: the model has no template, or the template refuses the messages; the text is

@@ -49,7 +49,7 @@ class CallForms:
 
 
 def settle_tools(request: ChatCompletionRequest) -> CallForms:
-    """Convert `tools`, `tool_choice` and earlier calls of a request, so that only functions remain.
+    """Convert the request's tools and earlier calls to functions; return their original forms.
 
     Raises:
         InvalidRequest: a form is malformed, or two forms exclude each other.

@@ -123,7 +123,7 @@ class Infill:
         return [[*self.begin, self.prefix_id, *part, *end] for part in parts]
 
     def ending(self, sampling: SamplingParams) -> SamplingParams:
-        """Return `sampling` with the tokens that end the middle among its stop tokens."""
+        """Return `sampling` with the tokens that end the middle added to its stop tokens."""
         stops = sorted({*sampling.stop_token_ids, *self.stop_ids})
         return msgspec.structs.replace(sampling, stop_token_ids=stops)
 

@@ -71,7 +71,7 @@ class CompletionLogprobs:
     """The lists in one choice's `logprobs`. A stream takes the new entries with each event.
 
     Attributes:
-        pieces: the text of single tokens.
+        pieces: returns the text of a single token.
         spec: what the request asks for.
         prompt: the prompt's token ids.
         num_values: number of log-probabilities added so far.

@@ -43,7 +43,7 @@ class ParserNames:
 
     @property
     def as_options(self) -> dict[str, str]:
-        """The chosen parser's name for each option's name, as the server reports options."""
+        """Return the parsers' names by option name, in which form the server reports them."""
         return {
             "reasoning_parser": self.reasoning or NO_PARSER,
             "tool_call_parser": self.tools or NO_PARSER,

@@ -34,7 +34,7 @@ def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping
 def by_response_template(
     candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return the first candidate whose `response` signs are all in one of `fields`."""
+    """Return the name of the first candidate whose `response` signs are all in one of `fields`."""
     found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(
@@ -46,7 +46,7 @@ def by_response_template(
 
 
 def by_chat_template(candidates: Mapping[str, Signs], written: str) -> str | None:
-    """Return the candidate with the most signs, all of which are in the chat template's texts."""
+    """Return the candidate with the most `template` signs, if all are in `written`; else None."""
     fitting = {
         name: len(signs.template)
         for name, signs in candidates.items()

@@ -146,7 +146,7 @@ class ParserSet:
     def splitting(
         self, *, separate_reasoning: bool, forces_call: bool
     ) -> type[ReasoningParser] | None:
-        """Return the class of the parser that splits off an answer's thoughts, if any."""
+        """Return the reasoning parser's class if thoughts must be split off, else None."""
         # A forced call begins where thoughts end, so the parser is needed to find that point.
         return self.reasoning if separate_reasoning or forces_call else None
 

@@ -104,7 +104,7 @@ class _Renderer:
         self._templates: dict[str, CompiledTemplate] = {}
 
     def work(self, payload: bytes) -> bytes:
-        """Run one job; called in a fork."""
+        """Decode and run one job, and return its encoded result; called in a fork."""
         return _encode(self._render(_job.decode(payload)))
 
     def _render(self, job: Job) -> Rendered:

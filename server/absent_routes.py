@@ -30,7 +30,7 @@ _INSTEAD = {
 
 
 def instead_of(path: str) -> str | None:
-    """Return a hint for an unknown path; None if there is none."""
+    """Return a hint what to use instead of the unknown `path`; None if there is none."""
     for begin, hint in _INSTEAD.items():
         if path == begin or path.startswith(f"{begin}/"):
             return hint

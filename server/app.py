@@ -125,7 +125,7 @@ def _metrics_router(metrics: Metrics | None) -> AccessRouter:
 
     @router.get("/metrics", openapi_extra=_METRICS)
     async def metrics_page(request: Request) -> Response:
-        """Prometheus metrics."""
+        """Return the metrics in Prometheus' text format."""
         if metrics is None:
             raise RouteNotFound("GET /metrics: the server was started without --enable-metrics")
         content_type = "text/plain; version=0.0.4; charset=utf-8"

@@ -172,7 +172,7 @@ class _SendInTime:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, and cancel it if the client disconnects first.
+    """Await `work` and return its result; cancel it if the client disconnects first.
 
     Raises:
         ClientGone: the client disconnected.

@@ -42,7 +42,7 @@ _HEAD_TOO_LARGE = (
 
 
 class _BadHead(Exception):
-    """A head is refused. The parser turns this into an error of its own."""
+    """Raised to refuse a head. The HTTP parser turns this into an error of its own."""
 
 
 class GuardedProtocol(HttpToolsProtocol):

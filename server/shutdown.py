@@ -125,7 +125,8 @@ def leave(status: int) -> NoReturn:
 def _leave_by_force(after_s: float) -> None:
     """End the process by force if it is still running after `after_s` seconds.
 
-    Its children end too, as after any death of this process. The next server removes its folder.
+    Its children end too, as after any death of this process. The next server removes this process's
+    folder.
     """
 
     def wait() -> None:

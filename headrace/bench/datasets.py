@@ -47,7 +47,7 @@ class TokenSource:
         return [i for i, back in zip(plain, again, strict=True) if back == [i]] or plain
 
     def ids(self, count: int) -> list[int]:
-        """Draw `count` random token ids."""
+        """Return `count` random token ids."""
         return self.rng.choices(self._plain, k=count)
 
     def request(self, input_ids: list[int], output_len: int) -> BenchRequest:

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Measure the time of each batch.
+    """Measure the time of each batch, print the figures, and return the exit status 0.
 
     Raises:
         HeadraceError: the engine cannot start, or a request failed.

@@ -53,7 +53,7 @@ async def drive(
     max_concurrency: int | None = None,
     on_done: OnDone | None = None,
 ) -> list[RequestRecord]:
-    """Send every request at its time and wait for the last answer.
+    """Send every request at its time, wait for all answers, and return the requests' records.
 
     Args:
         requests: for each request its index, its time in seconds after the start, and the request;
@@ -99,7 +99,7 @@ async def drive(
 
 
 async def run_at_once(requests: Sequence[BenchRequest], target: Target) -> list[RequestRecord]:
-    """Send all requests together and wait for all answers.
+    """Send all requests together, wait for all answers, and return the requests' records.
 
     Raises:
         HeadraceError: a request failed. A figure without this request would be meaningless.

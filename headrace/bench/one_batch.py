@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> int:
-    """Time each batch size in a new process, and print its line of figures when it is done.
+    """Time each batch size in a new process, print its figures, and return the exit status 0.
 
     Raises:
         HeadraceError: the worker cannot start, or a request failed.

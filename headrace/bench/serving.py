@@ -155,7 +155,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def objectives(given: Sequence[str] | None) -> dict[str, float] | None:
-    """Parse the values of `--goodput`, such as `ttft:500`, into milliseconds by name.
+    """Parse `--goodput` values such as `ttft:500` into milliseconds by name; None without any.
 
     Raises:
         StartupError: a value does not have the form `name:milliseconds`.

@@ -156,7 +156,7 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
 
 @contextmanager
 def _noting(report: Report, remedy: str) -> Iterator[None]:
-    """Record an error that prevents a start, with its remedy, and continue after the block."""
+    """Record an error of the block in `report`, with its remedy, and continue after the block."""
     try:
         yield
     except StartupError as error:

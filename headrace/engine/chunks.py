@@ -59,7 +59,7 @@ class ChunkIterator(_Reader, Generator[Chunk, None, None]):
         value: Any = None,
         traceback: TracebackType | None = None,
     ) -> Chunk:
-        """End the stream, then raise."""
+        """Abort the request and end the stream, then raise the given exception."""
         self.close()
         return super().throw(kind, value, traceback)
 
@@ -96,7 +96,7 @@ class AsyncChunkIterator(_Reader, AsyncGenerator[Chunk, None]):
         value: Any = None,
         traceback: TracebackType | None = None,
     ) -> Chunk:
-        """End the stream, then raise."""
+        """Abort the request and end the stream, then raise the given exception."""
         await self.aclose()
         return await super().athrow(kind, value, traceback)
 

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 
 class WeightMethods:
-    """The weight methods of `Engine`; a method `async_x` is the awaitable form of `x`."""
+    """The weight methods of `Engine`; a method `async_x` is the awaitable form of `x`.
+
+    A result `tuple[bool, str]` says whether the call succeeded, with a message.
+    """
 
     _core: EngineCore
 
@@ -102,7 +105,10 @@ class WeightMethods:
     def _lend(
         self, named_tensors: NamedTensors, load_format: str | None, stack: ExitStack
     ) -> TensorBody:
-        """Put the tensors where the workers can read them until `stack` is closed."""
+        """Copy the tensors to memory that workers can read until `stack` is closed.
+
+        Return the request body that names this memory.
+        """
         pairs = list(named_tensors.items() if hasattr(named_tensors, "items") else named_tensors)
         is_cuda = bool(pairs) and all(tensor.is_cuda for _, tensor in pairs)
         if is_cuda and self._context.config.model.device == "cuda":

@@ -112,7 +112,7 @@ def _read(source: str) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """Write a PIL image as a PNG file, with the camera's orientation tag."""
+    """Return a PIL image as the bytes of a PNG file, with the camera's orientation tag."""
     options: dict[str, Any] = {}
     exif = image.getexif() if hasattr(image, "getexif") else None
     if exif:

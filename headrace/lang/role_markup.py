@@ -181,7 +181,7 @@ def _opening_prefix(opening: str, plain: str) -> str:
 def template_from_source(
     source: str | Mapping[str, str], special_tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | None:
-    """Derive the role markup of a Jinja chat template; see `derive_chat_template`.
+    """Derive the role markup of a Jinja chat template; `None` as in `derive_chat_template`.
 
     Args:
         source: the template's text, or several texts by name.
@@ -197,7 +197,7 @@ def template_of_model(
     special_tokens: Mapping[str, str],
     name: str,
 ) -> ChatTemplate | None:
-    """Derive the role markup of the chat template that a server uses.
+    """Derive the role markup of a server's chat template; `None` as in `derive_chat_template`.
 
     Args:
         option: the value of the server's option `--chat-template`, if it is set.

@@ -119,7 +119,7 @@ class BatchStore:
         await self._database.run(_put, record, self._max_over)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
-        """Find a batch.
+        """Return a batch by its id.
 
         Raises:
             UnknownBatch: `tenant` has no such batch.

@@ -95,7 +95,7 @@ class FileStore:
     async def add(
         self, content: bytes | bytearray, filename: str, tenant: str, expiry_s: int | None
     ) -> StoredFile:
-        """Store an uploaded file.
+        """Store an uploaded file and return its description.
 
         Args:
             content: the file's bytes.

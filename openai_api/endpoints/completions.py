@@ -121,7 +121,7 @@ class _Plan:
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def answered(self, scores: SampleScores | None) -> Iterable[int]:
-        """Return the indices of the samples to return, in the order of the choices."""
+        """Return the indices of the samples to return; with `scores`, the best `n` per prompt."""
         if scores is None:
             return range(len(self.inputs))
         firsts = range(0, len(self.inputs), self.num_samples)

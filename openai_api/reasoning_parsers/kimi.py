@@ -1,4 +1,4 @@
-"""Reasoning of Kimi's models: the older ones have tags of their own, K2 has the usual ones."""
+"""Reasoning of Kimi's models: the older ones write `◁think▷`, K2 writes `<think>`."""
 
 from __future__ import annotations
 

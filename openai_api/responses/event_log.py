@@ -70,7 +70,7 @@ class EventLogs:
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 
     def open(self, response_id: str) -> EventLog:
-        """Begin the log of a response of the current tenant."""
+        """Begin and return the log of a response, which the current tenant owns."""
         log = self._logs[response_id] = EventLog(TENANT.get())
         return log
 

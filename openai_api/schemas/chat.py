@@ -150,7 +150,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 
 
 class NamedToolChoice(msgspec.Struct, kw_only=True):
-    """`tool_choice` as an object."""
+    """`tool_choice` as an object, which names one tool or the allowed tools."""
 
     type: str
     function: NamedFunction | None = None

@@ -60,7 +60,7 @@ class OutputDetails(TypedDict):
 
 
 class ResponseUsage(TypedDict):
-    """Token counts."""
+    """The token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails

@@ -146,7 +146,7 @@ class JsonCalls:
         return place + len(piece)
 
     def _at_arguments(self, text: str, place: int) -> int:
-        """Decide, after what may be a header, if a call begins: only a brace may follow it."""
+        """Begin a call if a brace follows the possible header; otherwise the header is text."""
         assert self.header is not None
         space = _SPACE.match(text, place)
         assert space is not None

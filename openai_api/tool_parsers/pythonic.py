@@ -99,7 +99,7 @@ class PythonicParser:
         self._state = self._in_call
 
     def _in_call(self, text: str, place: int) -> int:
-        """Read a piece of a call: plain characters, a bracket, or a part of a string."""
+        """Read plain characters of a call, a bracket, or a part of a string; return its end."""
         before, place = place, self._step(text, place)
         self._keep(text[before:place])
         self._call.append(text[before:place])

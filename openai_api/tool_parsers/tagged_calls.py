@@ -118,7 +118,7 @@ class TaggedCalls:
         return end + (0 if self.keeps_name_end else len(self.name_end))
 
     def _in_call(self, text: str, place: int) -> int:
-        """Read what comes between two arguments, or between the last one and the call's end."""
+        """Read the text after an argument, up to the next argument or the call's end."""
         place, tag = self._tag(text, place, (self.key_open, self.close))
         if tag == self.close:
             self._close_call()

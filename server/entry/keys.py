@@ -17,7 +17,7 @@ KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
 class Keys:
-    """The server's keys, kept as digests, so that the time of a comparison reveals nothing."""
+    """The server's keys, kept as digests. So the duration of a comparison reveals no key."""
 
     def __init__(self, http: HttpArgs) -> None:
         """Read the keys. Without `admin_api_key`, the API key also opens admin routes.

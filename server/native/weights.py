@@ -127,7 +127,7 @@ def _route(
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
-    """Return the outcome as a response. It has success and message also for a refused request."""
+    """Return the outcome as a response, which has `success` and `message` even if it is refused."""
     try:
         result = await outcome
     except InvalidBody:
@@ -163,7 +163,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         return await _tell(update(), with_paused=True)
 
     async def from_tensor(body: TensorBody) -> Response:
-        """Replace some weights: safetensors bytes, shared memory, or CUDA handles."""
+        """Replace some weights by tensors from safetensors bytes, shared memory or CUDA handles."""
 
         async def update() -> Outcome:
             return await context.weights.update(

@@ -76,7 +76,7 @@ class Prompt(Protocol):
 
 
 class TurnPart(Protocol):
-    """A part of a turn that one request fills.
+    """A part of a turn that one request generates as a whole.
 
     It is either a constant, with `text`, or a generation, with `sampling_params`.
     """

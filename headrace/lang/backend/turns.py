@@ -54,7 +54,7 @@ def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
 
 
 def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Message]:
-    """Return the program's messages, and a question of the user which of `choices` comes next."""
+    """Return the program's messages, and a user message that asks which of `choices` comes next."""
     text = open_text(s, backend)
     begun = f"Your answer begins with {json.dumps(text, ensure_ascii=False)}. " if text else ""
     listed = json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False)
