@@ -104,7 +104,7 @@ def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionReques
 
 
 class _Turns:
-    """Messages in the form that chat templates take; adjacent messages of one role are merged."""
+    """Collects messages for the chat template; adjacent messages of one role are merged."""
 
     def __init__(self, sees: bool) -> None:
         self.messages: list[ChatMessage] = []

@@ -35,8 +35,8 @@ class MessageUsage(TypedDict):
 class AnswerBlock(TypedDict):
     """A text, a thought or a call, by its `type`.
 
-    The signature of a thought is empty, because it is never checked. If thoughts are omitted, it
-    holds the data that the client returns in the next turn.
+    The signature of a thought is empty, because it is never checked. If thoughts are omitted, the
+    signature holds the data that the client returns in the next turn.
     """
 
     type: Literal["text", "thinking", "tool_use"]

@@ -108,7 +108,7 @@ async def _events(
 
 
 def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
-    """Make the message, still without content."""
+    """Return the message of an answer, still without content."""
     return {
         "id": run.id.replace("-", "_", 1),
         "type": "message",

@@ -31,7 +31,7 @@ class LineWriter:
         self._first: int | None = None
 
     def note_chunk(self) -> None:
-        """Note that tokens have arrived; the first call ends the time of the prompt."""
+        """Note that tokens have arrived; the first call ends the prompt's measured duration."""
         if self._first is None:
             self._first = time.perf_counter_ns()
 

@@ -106,6 +106,6 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
 
 
 def spelled(reasoning: str | None) -> dict[str, Any]:
-    """Return the keys for reasoning; some clients read `reasoning_content`, some `reasoning`."""
+    """Return reasoning under both keys that clients read: `reasoning_content` and `reasoning`."""
     told: dict[str, Any] = {"reasoning_content": reasoning}
     return told if reasoning is None else {**told, "reasoning": reasoning}

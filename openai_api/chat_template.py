@@ -296,7 +296,7 @@ def _first_rendered(
     max_chars: int,
     timeout_s: float,
 ) -> str | None:
-    """Render the first combination of call shape and tool shape that the template accepts.
+    """Render the conversation with the first form of calls and tools that the template accepts.
 
     Raises:
         InvalidRequest: the template accepts none; the message is the error of the first one.

@@ -51,7 +51,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """An event: a call ends. If it is not complete, its arguments were cut off or are not JSON."""
+    """An event: a call ends; it is complete if its arguments were not cut off and are JSON."""
 
     index: int
     is_complete: bool

@@ -67,7 +67,7 @@ class TokenCount:
 
 
 def break_of(count: TokenCount) -> dict[str, CacheBreak]:
-    """Return the cache break as a key of `usage`, if the request asks for it."""
+    """Return the key `cache_break` of `usage`; an empty dict if the request did not ask for it."""
     return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 

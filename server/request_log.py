@@ -27,8 +27,8 @@ _SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3
 class RequestLog:
     """Logs the records of requests that have ended. Its settings may change at any time.
 
-    A record has the prompt's tokens, the sampling parameters, the output and numbers. It has no
-    keys or headers.
+    A record has the prompt's tokens, the sampling parameters, the output, token counts and times.
+    It has no keys or headers.
     """
 
     def __init__(self, args: LoggingArgs, client: EngineClient, tokenizer: Tokenizer) -> None:

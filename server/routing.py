@@ -101,7 +101,7 @@ class RouteTable:
         return match
 
     def show_page(self, path: str, page: str) -> None:
-        """Answer requests for `path` that prefer HTML with the route whose path is `page`."""
+        """Let requests for `path` that prefer HTML run the route whose path is `page`."""
         self._pages[path] = self._exact[page]
 
     def resolve(self, scope: Scope) -> RouteMatch:

@@ -137,7 +137,7 @@ async def _run(
 def make_application(
     context: ServiceContext, run_folder: Path
 ) -> tuple[Application, OpenAIContext]:
-    """Build the application, with the routes of all APIs, for an assembled engine.
+    """Build the application with the routes of all APIs, and the context of the OpenAI routes.
 
     Args:
         context: the service context.
@@ -187,7 +187,7 @@ def _http_server(
 
 
 def _first_path(model: ModelSpec) -> str:
-    """Return the route that the warm-up requests."""
+    """Return the path to which the warm-up sends its requests."""
     if model.gives == "tokens":
         return "/generate"
     return "/pooling" if model.pooling.per_token else "/encode"

@@ -120,7 +120,7 @@ class Tracing:
         self._open: dict[str, Span] = {}
 
     def begin(self, scope: Scope, route: str, request_id: str) -> RequestContext:
-        """Begin the span of an HTTP request; `route` is the path of its route."""
+        """Begin the span of an HTTP request to the path `route`, and return the context."""
         method = scope["method"]
         span = self._tracer.start_span(
             f"{method} {route}",

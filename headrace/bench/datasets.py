@@ -182,7 +182,7 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prefix-len", type=int, default=4096, metavar="N", help="tokens of the shared prefix"
     )
-    group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
+    group.add_argument("--seed", type=int, default=1, help="seed of prompts, lengths and arrivals")
 
 
 def make_requests(options: argparse.Namespace, source: TokenSource) -> list[BenchRequest]:

@@ -36,7 +36,8 @@ class Run:
 
     Attributes:
         options: the benchmark's own options.
-        server_options: the remaining arguments, which are options of the engine that it starts.
+        server_options: the remaining arguments, which are options of the engine that the benchmark
+            starts.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Benchmark:
                 choices=list(SHAPES),
                 help="measure random weights of this shape instead of a model",
             )
-        parser.add_argument("--output-file", type=Path, help="write everything as JSON")
+        parser.add_argument(
+            "--output-file", type=Path, help="write the figures and all details as JSON"
+        )
         self.add_options(parser)
         return parser
 

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stream tokens, to measure latencies; otherwise each answer is one piece",
     )
-    parser.add_argument("--no-warmup", action="store_true", help="count the first steps too")
+    parser.add_argument("--no-warmup", action="store_true", help="do not run a warm-up first")
     parser.add_argument("--no-progress", action="store_true")
 
 

@@ -32,7 +32,12 @@ from runtime.launch.prepare import prepare_engine
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1], metavar="N", help="one or several"
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="one batch size or several",
     )
     add_batch_options(parser, output_len=32, num_iters=3, num_warmup=1)
 

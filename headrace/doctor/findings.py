@@ -125,7 +125,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Needs:
-    """The memory that the model needs on the device of each rank, and what it allows to serve.
+    """The memory that the model needs on each rank's device, and the requests that then fit.
 
     Attributes:
         weight_bytes: bytes of the weights of one rank. It is a lower bound, because some weights

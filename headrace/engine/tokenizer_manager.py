@@ -39,7 +39,7 @@ class TokenizerManager:
         self._engine.abort(rid, abort_all=abort_all)
 
     async def pause_generation(self, request: str | PauseRequest = "abort") -> None:
-        """Pause generation; `request` is a mode of `Engine.pause_generation`, or has it as `mode`.
+        """Pause generation; `request` is a pause mode, or an object whose `mode` is one.
 
         Raises:
             ValueError: an unknown mode.

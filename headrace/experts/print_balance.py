@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--png",
         type=Path,
         metavar="FILE",
-        help="draw a heat map, a row a layer, a column an expert",
+        help="draw a heat map: a row for each layer, a column for each expert",
     )
     return parser
 

@@ -36,7 +36,7 @@ class StreamExecutor:
         messages_: the turns that have ended.
         images_: all images so far; `cur_images` holds the images of the open turn.
         error_: the first error of the program.
-        log: the executed steps; see `events`.
+        log: the executed steps; `events` returns all of them as `Event`.
         first_request: awaited before the next request; it waits until a common prefix is cached.
         uncached_from: offset in `text_` of the text that no request has sent yet.
         fills: the parts of the open turn, if one request will fill the whole turn.

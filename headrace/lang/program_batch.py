@@ -340,7 +340,7 @@ class Batch:
             self._add_thread()
 
     def _look(self, num_started: int = -1) -> None:
-        """Add a thread if all threads are busy and no program has started since the last look.
+        """Add a thread if all threads are busy and no program has started since the last call.
 
         It is called every few milliseconds.
         """

@@ -181,7 +181,7 @@ class Http:
         self._max_resumes = max_resumes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request, or the events of the application's life; see ASGI."""
+        """Answer one HTTP request, or ASGI's lifespan events."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -214,7 +214,7 @@ class Http:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Answer ASGI's events for start and end of the application, which Ray awaits."""
+    """Answer ASGI's lifespan events (start and end), for whose answers Ray waits."""
     while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
     await send({"type": "lifespan.shutdown.complete"})

@@ -61,7 +61,7 @@ def chat_of(
     """Return the chat request whose prompt shows the conversation `items`.
 
     Args:
-        request: has the other fields.
+        request: the request, of which all fields except the input are used.
         items: the whole conversation, including earlier turns.
         tools: the tools of the request.
         sees: whether the model takes images.

@@ -84,7 +84,7 @@ class ItemWriter:
             self._logprobs += logprobs
 
     def finish(self, status: Status) -> Iterator[Event]:
-        """Yield the events that end the last item; a call that is not complete is incomplete."""
+        """Yield the events that end the last item; a call that is still open is incomplete."""
         if self._open is None:
             return
         if self._open == "call":

@@ -18,7 +18,7 @@ def wrapped(kind: Kind, text: str) -> str:
 
 
 def unwrapped(kind: Kind, kept: str) -> str | None:
-    """Return the text in the opaque string `kept`; None if its kind or its origin is another."""
+    """Return the text in the opaque string `kept`; None for another kind or another server's."""
     try:
         data = base64.b64decode(kept, validate=True)
     except (binascii.Error, ValueError):

@@ -18,7 +18,7 @@ class PromptTokens(TypedDict):
 
 
 class ReasoningTokens(TypedDict):
-    """Details of the output's tokens."""
+    """The number of the output's tokens that are reasoning."""
 
     reasoning_tokens: int
 

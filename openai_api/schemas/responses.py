@@ -137,7 +137,7 @@ class HostedItem(msgspec.Struct, kw_only=True):
 
 
 class ConfigurationItem(msgspec.Struct, kw_only=True):
-    """Settings that take the place of the request's; of several such items the last one counts."""
+    """Settings that replace those of the request. Of several such items, the last one counts."""
 
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
@@ -244,7 +244,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
 
 
 def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
-    """Return the tools that an item adds, if it is of that type; the item need not be checked."""
+    """Return the tools of an unchecked item of type `additional_tools`; else an empty list."""
     tools = item.get("tools") if item.get("type") == "additional_tools" else None
     return tools if isinstance(tools, list) else []
 

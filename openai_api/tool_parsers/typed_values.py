@@ -26,7 +26,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
     Args:
         text: the value as the model wrote it.
-        types: see `types_of`; empty if any type is allowed.
+        types: names of the allowed types, from `types_of`; empty if any type is allowed.
     """
     bare = text.strip()
     if types & {"integer", "number"} and _INTEGER.fullmatch(bare):

@@ -70,7 +70,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
 
 def _asker(template: ChatTemplate | None) -> AskPrompt | None:
-    """Return a function that writes the prompt of a reranker that answers yes or no, else None."""
+    """Return a function that writes a yes-or-no reranker's prompt; None for other models."""
     if template is None or not template.asks_yes_or_no:
         return None
 

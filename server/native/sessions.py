@@ -18,7 +18,7 @@ from server.error_responses import json_response
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
-    """The body of `/open_session`; `timeout` is in seconds without a request."""
+    """The body of `/open_session`. A session closes after `timeout` seconds without a request."""
 
     capacity_of_str_len: Annotated[int, within(1)]
     session_id: Annotated[str, at_most(chars=MAX_ID_CHARS)] | None = None

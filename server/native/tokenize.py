@@ -47,7 +47,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(TypedDict):
-    """The token ids and their number; if `prompt` is a list, a list of each."""
+    """The token ids and their number. For a `prompt` that is a list, both are lists."""
 
     tokens: list[int | list[int]]
     count: int | list[int]

@@ -125,7 +125,7 @@ def _choose_template(engine: Engine, name: str | None) -> ChatTemplate:
 
 
 def backend_of(engine: Engine) -> EngineBackend:
-    """Return the back end of an engine; the first call creates it and stores it at the engine."""
+    """Return the back end of an engine; the first call creates it and stores it in the engine."""
     found = vars(engine).get(_KEPT_AS)
     if found is None:
         # Two threads may create a back end at the same time; both are usable.

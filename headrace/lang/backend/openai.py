@@ -147,7 +147,7 @@ class OpenAI(AsyncBackend):
                 yield quote, meta
 
     async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        """Run all generations of a turn by one request; see `split_turn`.
+        """Run all generations of a turn by one request, whose answer `split_turn` divides.
 
         Raises:
             RuntimeError: in three tries, no answer contained the turn's constants in order.
@@ -315,7 +315,7 @@ class OpenAI(AsyncBackend):
 
 
 def _quote(params: SglSamplingParams) -> str:
-    """Return the quote that surrounds a string, for APIs that cannot constrain the output."""
+    """Return the quote to put around a `dtype=str` text, which the API cannot enforce; else ""."""
     return '"' if params.dtype == "str" else ""
 
 
