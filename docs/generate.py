@@ -101,7 +101,7 @@ def metrics_page() -> str:
         "- Metrics whose names begin with `vllm:` need `--metrics-aliases vllm`, `sglang:num_waiting_reqs`",
         "  needs `--metrics-aliases aibrix`, and the metrics of adapters (`sglang:lora_...`) need",
         "  `--enable-lora`.",
-        "- `/metrics?prefix=headrace_` shows them",
+        "- `/metrics?prefix=headrace_` shows the same metrics under names",
         "  [without a colon](observability.md#names-without-a-colon).",
         "",
         "| name | type | meaning |",
@@ -190,7 +190,7 @@ memory for its weights and one step is traced through it, so the model's own cod
 log names the modules that are not replaced; they make the model slower than a family. `/server_info` shows
 `model_impl`, and `headrace doctor` shows it before a start.
 
-The server refuses a decoder of this kind with one line and exit code 1 if:
+The server refuses a decoder without a family with one line and exit code 1 if:
 
 - its attention cannot be replaced (Bloom, MPT and Falcon, which add position biases to attention scores);
 - it has recurrent states or chunked attention, or is an encoder;

@@ -76,7 +76,7 @@ _TAG = {
     "type": "structural_tag",
     "format": {"type": "json_schema", "json_schema": _SCHEMA},
 }
-_ONE = {"grammar": "one constraint a request"}
+_ONE = {"grammar": "a request can have only one constraint"}
 _SAMPLING = "sampling"
 _STOP = "where the output ends"
 
@@ -167,7 +167,7 @@ _GENERATION: dict[str, Sample] = {
     "bootstrap_room": _refused(7),
     "rid": Sample("mine", "the answer's id, and the name for `/abort_request`"),
 }
-_NO_TOOLS = {"tools": "the older form of the same"}
+_NO_TOOLS = {"tools": "they are the older form of `tools` and `tool_choice`"}
 
 CHAT = Route(
     "/v1/chat/completions",
@@ -190,7 +190,7 @@ CHAT = Route(
             "required",
             "whether and which tools are called",
             {"tools": TOOLS},
-            {"grammar": "a call does not follow the constraint"},
+            {"grammar": "a forced call cannot also follow the constraint"},
         ),
         "parallel_tool_calls": Sample(False, "at most one call", {"tools": TOOLS}),
         "return_cache_break": _CACHE_BREAK,
@@ -266,7 +266,7 @@ COMPLETIONS = Route(
         "best_of": Sample(
             3,
             "number of samples, of which the best `n` are returned",
-            not_with={"stream": "the best are known only at the end"},
+            not_with={"stream": "the best samples are known only at the end"},
         ),
         "prompt_embeds": _refused("AAAA"),
     },
@@ -289,7 +289,7 @@ RESPONSES = Route(
             "required",
             "whether and which tools are called",
             {"tools": [{"type": "function", **ADD}]},
-            {"grammar": "a call does not follow the constraint"},
+            {"grammar": "a forced call cannot also follow the constraint"},
         ),
         "parallel_tool_calls": Sample(
             False, "at most one call", {"tools": [{"type": "function", **ADD}]}
@@ -416,5 +416,8 @@ def _reasons(route: Route) -> list[str]:
     return [
         line
         for (feature, why), names in found.items()
-        for line in ("", f"With {feature}, these fields get a 400 ({why}): {', '.join(names)}.")
+        for line in (
+            "",
+            f"Together with {feature}, these fields get a 400 ({why}): {', '.join(names)}.",
+        )
     ]
