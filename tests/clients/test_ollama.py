@@ -46,7 +46,9 @@ def test_a_tool_is_called_and_its_result_reported(client: Any) -> None:
 def test_a_stream_equals_the_whole_answer(client: Any) -> None:
     ask: dict[str, Any] = {"model": "m", "messages": user(CAPITAL), "options": GREEDY}
     chunks = list(client.chat(stream=True, **ask))
-    assert len(chunks) > 2
+    # Tokens that a busy machine produced meanwhile share a chunk; the last one has no text.
+    assert len(chunks) > 1
+    assert not chunks[-1].message.content
     assert [chunk.done for chunk in chunks] == [*[False] * (len(chunks) - 1), True]
     text = "".join(chunk.message.content or "" for chunk in chunks)
     whole = client.chat(**ask)
