@@ -4,7 +4,7 @@ HeadraceError
 |-- InvalidRequest   the caller's mistake            400
 |   `-- TooLong        more tokens than fit
 |-- Overloaded       more work than the queue takes  503, Retry-After
-|-- EngineDead       a process behind the front died 503, Retry-After
+|-- EngineDead       an engine process died          503, Retry-After
 |-- EngineNotReady   weights are still loading       503, Retry-After
 |   `-- MemoryReleased   its memory was released
 `-- StartupError     the server cannot start at all  exit code 1
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """The base class of all errors of this project; raised itself, it is an internal failure."""
+    """The base class of this project's errors. Raised itself, it means an internal failure."""
 
     status_code = 500
     retry_after_s: int | None = None

@@ -75,7 +75,7 @@ def _kernels(device_type: str) -> ActivationKernels:
 def unary(x: Tensor, activation: Unary) -> Tensor:
     """Return `activation(x)`, a new tensor.
 
-    This is torch's own op, for products that cannot fuse the activation.
+    It calls torch's own op, and is used after products that cannot fuse the activation.
     """
     return _UNARY[activation](x)
 

@@ -61,7 +61,7 @@ class Recording:
         return sum(each.nbytes for each in self._kept if isinstance(each, Tensor))
 
     def repeat(self) -> None:
-        """Compute `result` again."""
+        """Compute `result` again from the current content of the inputs."""
         for step in self._steps:
             step()
 
@@ -122,7 +122,7 @@ class _Recorder(TorchDispatchMode):
             del getattr(library(), name).errcheck
 
     def finished(self) -> list[Step]:
-        """Return the steps of the recording."""
+        """Return the recorded steps, functions to be called in order."""
         self._end_calls()
         return self._steps
 
@@ -178,7 +178,7 @@ class _Recorder(TorchDispatchMode):
         self._steps.append(step)
 
     def _allocated(self, plain: Tensor) -> Tensor:
-        """Return a tensor like `plain` in the recording's memory."""
+        """Return a tensor of the shape and dtype of `plain`, in memory that the recording owns."""
         size = plain.nbytes
         free = self._free[size]
         if free:

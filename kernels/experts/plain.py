@@ -6,7 +6,7 @@ from kernels.experts import PackedExperts
 
 
 class PlainExperts(PackedExperts):
-    """Keeps both weight tensors.
+    """Experts whose two weight tensors are kept as they are.
 
     New weights are copied into the same memory, because CUDA graphs hold the addresses.
     """

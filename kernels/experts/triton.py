@@ -67,14 +67,15 @@ def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
 def stages_of(tile: Tile, dtype: torch.dtype, halves: int, shared: SharedMemory) -> int:
     """Return how many of the tile's pipeline stages fit in shared memory.
 
-    The number of stages does not change the result.
+    `halves` is 2 for weights with gate and up, otherwise 1. The number of stages does not change
+    the result.
     """
     block_bytes = (halves * tile.rows + tile.tokens) * tile.columns * dtype.itemsize
     return shared.stages(tile.num_stages, block_bytes)
 
 
 def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
-    """Return the largest number of blocks of `tokens` rows, if experts' rows fill whole blocks."""
+    """Return the most blocks of `tokens` rows, if each expert's rows are padded to whole blocks."""
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
@@ -118,7 +119,7 @@ def sort_by_expert(
 def _sort_many(
     ids: Tensor, num_experts: int, size: int, order: Tensor, block_expert: Tensor
 ) -> None:
-    """Write the same lists as `sort_kernel`, by a sort instead of programs that read all rows."""
+    """Write the same lists as `sort_kernel`, but with torch's sort, for many rows and experts."""
     device = ids.device
     by_expert, rows = ids.to(torch.int32).sort(stable=True)
     experts = torch.arange(num_experts + 1, dtype=torch.int32, device=device)

@@ -187,7 +187,7 @@ class EightBitMatrix:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether scales belong to blocks of a row's columns."""
+        """Whether there is one scale per 128 columns of a row, instead of one per row."""
         return self.scales.shape[1] > 1
 
     def tensors(self) -> list[Tensor]:
@@ -211,7 +211,7 @@ class EightBitMatrix:
             self.rounding.scale.copy_(other.rounding.scale)
 
     def fits(self, other: EightBitMatrix) -> bool:
-        """Whether `take` may be called with `other`."""
+        """Whether `other` has the same shapes, dtypes and rounding, so that `take` may copy it."""
 
         def form(rounding: Rounding | None) -> tuple[object, ...]:
             if rounding is None:

@@ -458,7 +458,7 @@ class Fp8Linear(PackedLinear):
         raise ValueError("floats cannot replace a matrix in fp8; use `replace`")
 
     def replace(self, other: "Fp8Linear") -> bool:
-        """Copy the tensors of `other` into our memory; return false if its form differs."""
+        """Copy the tensors of `other` into our memory; return false if shapes or dtypes differ."""
         mine, theirs = self._tensors(), other._tensors()
         if [(t.shape, t.dtype) for t in mine] != [(t.shape, t.dtype) for t in theirs]:
             return False

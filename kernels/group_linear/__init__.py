@@ -85,7 +85,7 @@ class Grouped:
         return self.scales.float()
 
     def numbers(self) -> Tensor:
-        """Return the matrix as numbers, `[rows, columns]` float32, in its own order of columns."""
+        """Return the numbers, `[rows, columns]` float32; columns are in the order of the matrix."""
         place = torch.arange(self.columns, device=self.codes.device) // self.group
         if self.form == "mxfp4":
             found = decode_e2m1(self.codes)
@@ -187,7 +187,7 @@ class GroupedLinear(PackedLinear):
 
     @abstractmethod
     def replace(self, other: PackedLinear) -> bool:
-        """Copy the codes of another product into our memory; return false if its form differs.
+        """Copy the codes of another product into our memory; return false if its layout differs.
 
         The memory stays the same because CUDA graphs hold its addresses.
         """

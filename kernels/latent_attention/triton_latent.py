@@ -37,7 +37,7 @@ def rotate_and_keep_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """Write the row of one token, or rotate `BLOCK_HEADS` of its query heads."""
+    """Write the KV cache's row of one token, or rotate `BLOCK_HEADS` of its query heads."""
     token = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = RANK + 2 * HALF
     angle = tl.arange(0, BLOCK_HALF)

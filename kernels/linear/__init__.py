@@ -83,7 +83,8 @@ class PackedLinear(ABC):
     def gates_in_one_kernel(self, num_tokens: int) -> bool:  # noqa: ARG002  # most never do
         """Whether `gated` is faster than the product and an activation that rounds its result.
 
-        This matters only if the product after the activation has a `rounding`.
+        The alternative is two kernels: the product, and an activation that rounds its result to
+        codes. This matters only if the product after the activation has a `rounding`.
         """
         return False
 

@@ -7,7 +7,7 @@ from kernels.linear import PackedLinear
 
 
 class TorchLinear(PackedLinear):
-    """Keeps the weight unchanged."""
+    """A linear layer with an unchanged weight, computed by torch."""
 
     implementation = "reference"
     shares_weight = True

@@ -14,7 +14,7 @@ from kernels.lora import LoraBank, LoraPart, TokenSlots
 
 
 class TorchBank(LoraBank):
-    """Multiplies all tokens by one slot after the other."""
+    """Multiplies all tokens by the matrices of one slot after the other."""
 
     def add(self, out: Tensor, x: Tensor, tokens: TokenSlots) -> None:
         wide, max_rank = x.float(), self.memory.shape[1]

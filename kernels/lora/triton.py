@@ -131,7 +131,7 @@ class TritonBank(LoraBank):
         self.cut: Cut | None = None
 
     def _of_width(self, width: int) -> Tensor:
-        """Return the tiles of up to `width` columns; they are made at the first call."""
+        """Return tiles of up to `width` columns (see `expand_kernel`), made at the first call."""
         if width not in self._tiles:
             tiles = self._list_tiles(width)
             self._tiles[width] = torch.tensor(tiles, dtype=torch.int32, device=self.memory.device)
@@ -303,7 +303,7 @@ class TritonBank(LoraBank):
     def _within(
         self, base: TritonLinear, x: Tensor, tokens: TokenSlots
     ) -> tuple[Tensor, Tensor, bool] | None:
-        """Return what `_both` returns from one launch; `None` if the base does not support that."""
+        """Return the result of `_both` from one launch; `None` if the base does not support it."""
         few, parts, ranks = few_listed(tokens, self.ranks), len(self.parts), self._rank_block
         if len(x) == 1:
             made = torch.empty(parts, ranks, dtype=torch.float32, device=x.device)

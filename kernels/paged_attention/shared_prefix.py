@@ -83,7 +83,7 @@ class SharedPrefixes:
         self.partial_lse = workspace.partial_lse.new_empty(slots, num_heads)
 
     def items_for(self, num_seqs: int) -> int:
-        """Return the most items of a step of `num_seqs` sequences."""
+        """Return the largest number of work items of a step of `num_seqs` sequences."""
         return self._wanted_items + -(-num_seqs // self.members_a_block) + MAX_GROUPS
 
     # Buffers that are created in inference mode can only be written in inference mode.

@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 
 
 def dots_name() -> str:
-    """Return the CPU instructions that products of bytes use, such as "AVX-512 VNNI"."""
+    """Return the CPU instructions used for dot products of bytes, such as "AVX-512 VNNI"."""
     name: bytes = _library.hr_dots_name()
     return name.decode()
 

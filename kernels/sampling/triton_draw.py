@@ -42,7 +42,7 @@ def mass_kernel(
     RANKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum the mass above the cut in one block, and count the values that are equal to the cut."""
+    """Sum the probability of one block's tokens above the cut, and count the tokens at the cut."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     if tl.load(temperature_ptr + row) <= 0:
@@ -93,7 +93,7 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Draw one row's token by inverse CDF: the first token whose running mass is large enough."""
+    """Draw one row's token by inverse CDF, the first with a large enough cumulative probability."""
     row = tl.program_id(0)
     if tl.load(temperature_ptr + row) <= 0:
         return
@@ -152,7 +152,7 @@ def count_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Count the values of one block that are above the cut, and those equal to it."""
+    """Count the tokens of one block that are above the cut, and those exactly at it."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     at_block = row * tl.num_programs(1) + block

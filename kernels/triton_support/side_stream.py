@@ -19,9 +19,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def forked(device: torch.device) -> Iterator[None]:
-    """Launch on the second stream, after all work that the current stream has so far.
+    """Launch the block's kernels on the second stream, after all present work of the current one.
 
-    Without a GPU, the work runs where it would run otherwise.
+    Without a GPU, the block runs as usual.
     """
     if device.type != "cuda":
         yield

@@ -23,7 +23,7 @@ class BlockTable:
         state_hold: the request's handle for recurrent states in the `StatePool`; -1 for none.
         branch_points: token counts, multiples of the page size, at which sequences with the same
             beginning diverge from this one.
-        has_window: whether `WindowPages` counts this request.
+        has_window: whether the request uses window pages, which `WindowPages` manages.
         window_first, window_end: range of indices in `pages`. The request uses the window pages of
             the pages in this range.
         load_ticket: ticket of the copies that bring pages of this request back from host memory

@@ -289,7 +289,7 @@ class HostTier:
         self._latest[host_page] = self._ticket + 1
 
     def is_loading(self, block_table: BlockTable) -> bool:
-        """Whether a step with the request would wait for its pages."""
+        """Whether a step with the table's request would have to wait for copies of its pages."""
         return block_table.load_ticket > self.last_done()
 
     def use(self, block_table: BlockTable) -> None:

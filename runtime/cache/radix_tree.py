@@ -365,7 +365,7 @@ class RadixTree:
                 return
 
     def _list(self, node: RadixNode) -> None:
-        """Add `node` to the heap of leaves that may be evicted, if it is one."""
+        """Add `node` to the heap of leaves that may be evicted, if it is such a leaf."""
         if not node.is_listed and _evictable(node):
             node.is_listed = True
             heapq.heappush(self._leaves, (node.last_access, next(self._serial), node))

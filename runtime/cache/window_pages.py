@@ -96,7 +96,7 @@ class WindowPages:
         return int(self._first_seen(np.array(num_tokens, dtype=np.int64)))
 
     def begin(self, block_table: BlockTable, num_tokens: int) -> None:
-        """Let a new request use the window pages before its first token to compute.
+        """Let a new request use the window pages to which its first computed token attends.
 
         Args:
             block_table: block table with the cached prefix, after which the request can resume.

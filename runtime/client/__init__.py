@@ -1,1 +1,1 @@
-"""The front's side of the engine: streams, admission, control calls and the choice of a replica."""
+"""The front process's link to the engine: streams, admission, control calls, choice of replica."""

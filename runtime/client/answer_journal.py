@@ -122,7 +122,7 @@ class AnswerJournal:
     def _give(self) -> None:
         """Pass the next recorded chunk to its stream, if it is open.
 
-        After the last chunk, let all continue.
+        After the last recorded chunk, let all streams continue with new output.
         """
         while self._chunks and not self._is_taken:
             chunk = self._chunks[0]

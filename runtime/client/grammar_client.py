@@ -1,4 +1,4 @@
-"""The front's side of structured output: sends constraints to the compiler, caches the results."""
+"""Structured output in the front process: sends constraints to the compiler, caches the results."""
 
 from __future__ import annotations
 

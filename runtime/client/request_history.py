@@ -194,9 +194,9 @@ class RequestHistory:
         return self._systems.get(trace.system, "")
 
     def find(self, name: str, tenant: str | None) -> list[RequestTrace]:
-        """Return the newest request of that name.
+        """Return the trace of the newest request of that name.
 
-        Of a request with several samples, all of them in order.
+        A request with several samples has a trace for each sample, in order.
 
         Args:
             name: a `rid`, the `rid` of a batch, or the id of an HTTP request.

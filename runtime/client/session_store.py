@@ -63,9 +63,9 @@ class SessionParams(msgspec.Struct, kw_only=True):
     drop_previous_output: bool | None = None
 
     def or_none(self) -> SessionParams | None:
-        """Return `self`.
+        """Return `self`, or `None` if no field is set.
 
-        `None` if no field is set, because some clients always send the empty object.
+        Some clients always send the empty object.
         """
         return None if self == SessionParams() else self
 
@@ -143,7 +143,7 @@ class Session:
         self.used_at = self._clock()
 
     def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
-        """Add a request as a child of the request that it continues; the arguments are `Turn`'s."""
+        """Add a request under the request that it continues; the arguments are fields of `Turn`."""
         turn = self.turns[rid] = Turn(self, rid, parent, num_kept, tokens)
         self.num_tokens += len(tokens)
         if parent is not None:

@@ -76,7 +76,7 @@ class JsonItems(Pieces):
 
 
 def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
-    """Return `items` as a list; as one that is encoded in pieces if `cost` is large."""
+    """Return `items` as a list, or, if `cost` is large, as a list that is encoded in pieces."""
     return list(items) if cost <= INLINE_COST else JsonItems(items, cost)
 
 
@@ -117,7 +117,7 @@ class GrowingJson(Pieces):
 
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
-    """Return `content` as JSON; as an iterator of pieces if it has large `Pieces`."""
+    """Return `content` as JSON bytes, or as an iterator of pieces if it has large `Pieces`."""
     try:
         return orjson.dumps(content)
     except TypeError:

@@ -154,7 +154,7 @@ class _Scan:
         self._num_parts = 0
 
     def members(self, begin: int = 0) -> Iterator[_Value]:
-        """Yield the members of the object at `begin`; all are counted before the last one."""
+        """Yield the members of the object at `begin`, each with the counts of its values."""
         at = self._expect(self._blank(begin), b"{")
         if self._peek(self._blank(at)) == b"}":
             return
@@ -266,7 +266,7 @@ class _Scan:
 
     @staticmethod
     def _takes_anything(field: _ListField, depth: int) -> bool:
-        """Whether the type of the list's objects allows any lists in them."""
+        """Whether the objects in the field's list may contain lists of any type."""
         try:
             field.decoder.decode(b"[" * depth + b'{"":[null,{},"",0.5]}' + b"]" * depth)
         except msgspec.ValidationError:

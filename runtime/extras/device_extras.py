@@ -48,7 +48,10 @@ class Gathered:
         return Gathered(self.rows, [copy(each) for each in self.tensors], self.pack)
 
     def blocks(self) -> list[tuple[int, int, bytes]]:
-        """Return row, number of positions and encoded values of each row; only on the host."""
+        """Return row, number of positions and encoded values of each row.
+
+        The values must be on the host.
+        """
         arrays = [each.numpy() for each in self.tensors]
         starts = np.flatnonzero(np.diff(self.rows, prepend=-1)).tolist()
         ends = [*starts[1:], len(self.rows)]

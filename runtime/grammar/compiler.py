@@ -68,7 +68,7 @@ def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
     """Return the reply to the front process about a fork that compiled a grammar.
 
     Args:
-        message: the front's request.
+        message: the request of the front process.
         end: how the fork ended, and its answer.
     """
     call_id, kind = message.call_id, message.grammar.kind

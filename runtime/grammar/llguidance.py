@@ -74,7 +74,7 @@ class _Vocabulary:
         }
 
     def showing_special(self, tokenizer: Tokenizer, eos_token_ids: list[int]) -> _Vocabulary:
-        """Return a copy in which special tokens are the text that they are written with.
+        """Return a copy in which special tokens count as the text that they are written with.
 
         The copy uses the object `tokenizer`.
         """

@@ -67,7 +67,7 @@ def _walk(
 ) -> float | None:
     """Return the CPU time of the fastest of `_NUM_SLOW_STEPS` slow steps, in seconds.
 
-    `None` if fewer steps are slow.
+    The walk follows tokens that the grammar allows. `None` if it has fewer slow steps.
     """
     words = np.zeros((1, num_words(choice.vocab_size)), dtype=np.int32)
     slow_steps_s: list[float] = []

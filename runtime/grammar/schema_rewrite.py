@@ -401,7 +401,7 @@ def _arrays(copy: dict[str, Any], _: frozenset[str]) -> None:
 
 
 def _objects(copy: dict[str, Any], _: frozenset[str]) -> None:
-    """Replace the dependencies of a property by alternatives: no such property, or the rule."""
+    """Replace dependencies by alternatives: the property is absent, or its rule holds."""
     choices: list[Any] = [
         {"anyOf": [{"properties": {name: False}}, {"required": [name, *names]}]}
         for key in ("dependentRequired", "dependencies")

@@ -2,7 +2,8 @@
 
 For each job, the front process creates a socket pair and passes one end to this process. It writes
 the job to the other end and reads the answer from there. The process starts with the first job, and
-is restarted if it has died. It ends when the front closes the socket that is its standard input.
+is restarted if it has died. It ends when the front process closes the socket that is its standard
+input.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # The process has a low priority, so that running requests are not delayed.
 _NICENESS = 10
-# Time for the front to read an answer, after which the front counts as gone, seconds.
+# Seconds for the front process to read an answer, after which it counts as gone.
 _REPLY_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 20
 _ANSWER_TIMEOUT_S = 100.0
@@ -149,7 +150,8 @@ def serve(
 
     Args:
         work: called in a fork; returns the answer to a job.
-        answer: called in this process when a fork has ended; returns the reply to the front.
+        answer: called in this process when a fork has ended; returns the reply to the front
+            process.
         limits: the limits of each fork.
         max_parallel: most forks at a time.
     """
@@ -197,5 +199,6 @@ def _reply(answer: Callable[[ForkEnd], bytes], connection: socket.socket, end: F
         try:
             connection.sendall(content)
         finally:
-            # Later forks also have this socket, so closing it here would not tell the front.
+            # Later forks also have this socket, so closing it here would not be visible in the
+            # front process.
             connection.shutdown(socket.SHUT_RDWR)

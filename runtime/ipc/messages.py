@@ -458,7 +458,7 @@ class GrammarReply(_Message, frozen=True):
 
 
 class GrammarsUnavailable(_Message, frozen=True):
-    """The grammar compiler cannot compile anything and ends; its last message."""
+    """The last message of the grammar compiler: it cannot compile anything, and ends."""
 
     reason: str
 

@@ -46,7 +46,7 @@ class NodeHello(_Message, frozen=True):
 
 
 class NodeBeat(_Message, frozen=True):
-    """A node is alive; sent regularly. `session` is the number of the ranks' start."""
+    """A node is alive; sent regularly. `session` identifies the start of the ranks."""
 
     node_rank: int
     session: int
@@ -87,7 +87,7 @@ class NodeRefused(_Message, frozen=True):
 
 
 class LeaderBeat(_Message, frozen=True):
-    """Rank 0 is alive; sent regularly. `session` is the number of the ranks' start."""
+    """Rank 0 is alive; sent regularly. `session` identifies the start of the ranks."""
 
     session: int
 

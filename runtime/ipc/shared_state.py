@@ -79,9 +79,9 @@ class SharedState:
         self._cells[1] = time.monotonic()
 
     def oldest_beat(self) -> tuple[float, str]:
-        """Return the seconds since the older heartbeat, and its process.
+        """Return the seconds since the older of the two heartbeats, and the name of its process.
 
-        The process is `worker` or `detokenizer`.
+        The name is `worker` or `detokenizer`.
         """
         # Without any heartbeat the value is 0, and the age is that of the clock. Callers limit it.
         last, name = min((self._cells[0], "worker"), (self._cells[1], "detokenizer"))

@@ -195,7 +195,7 @@ class KeepUpdate(_Message, frozen=True):
 
 
 class UndoUpdate(_Message, frozen=True):
-    """Restore the weights from before all loads since the last `KeepUpdate`: a rank has failed."""
+    """Restore the weights as they were at the last `KeepUpdate`, because a rank has failed."""
 
 
 class ReadWeight(_Message, frozen=True):

@@ -169,8 +169,8 @@ def choose_kv_cache(
 def keeps_16_bits(config: ServerConfig, model: ModelSpec, device: str, dtype: str) -> bool:
     """Whether weight matrices stay in 16 bits while activations are float32.
 
-    If the user requested float32 by name, the matrices become float32, so that a trainer's weight
-    updates keep all their bits.
+    With `--dtype float32`, the matrices become float32, so that a trainer's weight updates keep all
+    their bits.
     """
     is_wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     return is_wide and model.dtype in ("bfloat16", "float16") and model.quantization is None
@@ -186,7 +186,7 @@ def rounds_products(
 ) -> bool:
     """Whether float32 matrices are multiplied in bfloat16.
 
-    This is only done for embedding models on a CPU, and never if the user named the data type.
+    This is only done for embedding models on a CPU, and only with `--dtype auto`.
     """
     wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
     if not wide or model.gives != "vectors" or not hardware.cpu_has_bf16:

@@ -142,7 +142,7 @@ def work(payload: bytes) -> bytes:
 
 
 def answer_of(end: ForkEnd) -> bytes:
-    """Return the reply to the front, from how a fork ended; called in the parent process."""
+    """Return the reply to the front process after a fork has ended; called in the fork's parent."""
     if end.got_no_processor:
         return _encode(ScaledImage(error="the machine is too busy to decode it", is_busy=True))
     return end.answer or _encode(ScaledImage(error="the decoder cannot cope with it"))

@@ -299,7 +299,10 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return a TLS context with the authorities of this machine and of the web; slow to make."""
+    """Return a TLS context that trusts the authorities of this machine and of `certifi`.
+
+    Making it is slow.
+    """
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context

@@ -36,7 +36,7 @@ _PERIOD_S = 1.0
 
 
 def still_for(replica: ReplicaStatus) -> tuple[float, str]:
-    """Return how long a replica's slower process has done nothing, and its name.
+    """Return the longest time for which a process of a replica has done nothing, and its name.
 
     The time is in seconds since the process's last heartbeat, or since the replica was ready. The
     name is `worker` or `detokenizer`.

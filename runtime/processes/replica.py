@@ -103,7 +103,7 @@ async def stop_child(child: Stoppable) -> None:
 
 
 class Owner(Protocol):
-    """The engine, as far as a replica needs it.
+    """The methods and attributes of the engine that a replica uses.
 
     Attributes:
         restarts: whether a process that dies is started again; if not, its death ends the engine.

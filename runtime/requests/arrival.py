@@ -6,7 +6,7 @@ import time
 from contextvars import ContextVar
 from typing import Literal, Self
 
-# The kinds of work that the front does before the engine gets a request, in order. The time of
+# The kinds of work of the front process before the engine gets a request, in order. The time of
 # `files` (reading image files) is part of the time of `images`.
 FrontWork = Literal["body", "parse", "adapter", "render", "tokenize", "images", "files"]
 # Seconds. A write to the socket that returns sooner did not have to wait for the client.

@@ -1,4 +1,4 @@
-"""An image of a prompt, prepared by the front and sent to the model."""
+"""An image of a prompt, prepared by the front process and sent to the worker."""
 
 from __future__ import annotations
 

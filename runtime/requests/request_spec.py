@@ -19,7 +19,8 @@ class RowSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
         sampling: checked parameters. `n` is 1, because the service makes one spec for each sample.
             The client fits `max_new_tokens` into the context and sets the seed.
         extras: the requested extras; no name occurs twice.
-        adapter_id: the front's number of the adapter (LoRA) that the row uses; 0 for none.
+        adapter_id: number of the adapter (LoRA) that the row uses, given by the front process; 0
+            for none.
     """
 
     sampling: SamplingParams

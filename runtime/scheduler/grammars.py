@@ -136,7 +136,7 @@ class Grammars:
         Args:
             request: the request.
             key: key of the grammar in the cache.
-            payload: the compiled grammar; empty if the front knows that it is cached here.
+            payload: the compiled grammar; empty if the front process knows that it is cached here.
 
         Raises:
             GrammarError: structured output is off, or `payload` is empty and nothing is cached.

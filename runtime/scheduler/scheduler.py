@@ -286,7 +286,8 @@ class Scheduler:
         self._planner.forget(request)
         self._cache.recover([request.block_table for request in self._requests.values()])
         if not self._buffer.fail(request, internal_error(why)):
-            # The detokenizer does not know this request, so the front gets the error directly.
+            # The detokenizer does not know this request, so the front process gets the error
+            # directly.
             self._send_front(RequestError([request.request_id], why))
 
     def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
@@ -299,7 +300,8 @@ class Scheduler:
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
     def _flush(self, call_id: int) -> ControlReply:
-        # The front clears its record of cached grammars at the same place in the message order.
+        # The front process clears its record of cached grammars at the same place in the message
+        # order.
         self._grammars.clear()
         running, waiting = self._table.num_running, len(self._waiting)
         # While generation is paused, waiting requests hold no pages.
@@ -393,7 +395,7 @@ class Scheduler:
         self._finish_all_but(self._in_flight.num_kept(self._planner.num_retractions, is_launched))
 
     def _launch(self) -> bool:
-        """Launch the next step, if there is one."""
+        """Launch the next step; return false if there is none."""
         planned = self._planner.plan()
         if planned is None:
             if (self._grammars.num_waiting or self._cache.tiers.is_reading) and not self._in_flight:
@@ -408,7 +410,7 @@ class Scheduler:
         return True
 
     def _finish_all_but(self, num_left: int) -> None:
-        """Wait for the oldest steps in flight, and process their results."""
+        """Wait for the oldest steps and process their results, until `num_left` are in flight."""
         while len(self._in_flight) > num_left:
             planned, result = self._in_flight.finish()
             self._clock.stepped(planned.note, has_images=bool(planned.plan.image_loads))

@@ -181,7 +181,7 @@ async def explain_request(context: ServiceContext, name: str) -> list[Explained]
 
 
 def _is_told(trace: RequestTrace) -> bool:
-    """Whether the worker's times have come, or will not: the request runs or was never sent."""
+    """Whether the worker's times have arrived, or cannot: the request runs or was never sent."""
     return not trace.outcome or not trace.sent_at or trace.worker is not None
 
 

@@ -478,7 +478,7 @@ def named_event(name: str, content: Mapping[str, object]) -> Chunk:
 
 
 def joined(chunks: Sequence[Chunk]) -> Iterable[Chunk]:
-    """Return the same chunks, with neighbors that are already bytes joined to one."""
+    """Return the same content, with adjacent chunks of bytes joined into one."""
     return chunks if len(chunks) == 1 else _joined(chunks)
 
 

@@ -179,7 +179,9 @@ def vector_input(
 
 
 def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
-    """Return a request id for each of `count` texts. If `rid` is a string, all texts end with it.
+    """Return a request id for each of `count` texts.
+
+    If `rid` is a string, the ids are made from it, so that aborting `rid` aborts all texts.
 
     Raises:
         InvalidRequest: the list of names has a different length.

@@ -1,4 +1,4 @@
-"""The detokenizer process: turns tokens into text for the front, and finds stop strings.
+"""The detokenizer process: turns tokens into text for the front process, and finds stop strings.
 
 A scheduler process has one detokenizer process; if the scheduler is restarted, so is this process.
 """

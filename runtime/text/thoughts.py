@@ -1,7 +1,8 @@
 """Finds where an output's thoughts end and its answer begins, in a text that arrives in pieces.
 
-The front's parsers separate thoughts and answer for the client. This module finds only positions:
-for stop strings, which end the answer, and for counts and log-probabilities of tokens in each part.
+The parsers of the front process separate thoughts and answer for the client. This module finds only
+positions: for stop strings, which end the answer, and for counts and log-probabilities of tokens in
+each part.
 """
 
 from __future__ import annotations

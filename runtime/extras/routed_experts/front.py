@@ -35,7 +35,7 @@ class RoutedMeta(TypedDict, total=False):
 
 
 class RoutedExpertsFront(FrontExtra):
-    """Returns the experts of every token except the last, for which no step was computed."""
+    """Returns the experts of every token except the last one, which no step has processed."""
 
     field = "return_routed_experts"
     advice = "give routed_experts_start_len"

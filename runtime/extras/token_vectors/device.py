@@ -14,7 +14,7 @@ from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Read
 class TokenVectors(DeviceExtra):
     """Returns one vector for each token of a text, `[token_size]` float32.
 
-    The last token's vector comes as the text's sample, the others as prompt positions.
+    The last token's vector is reported like a sampled token, the others like prompt positions.
     """
 
     reads: ClassVar[Reads] = "hidden"
