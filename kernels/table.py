@@ -1,8 +1,8 @@
 """Tables that select one implementation of an op for a device.
 
 A table lists import paths, and nothing is imported until an entry is chosen. A missing library
-therefore causes an error only when its implementation is requested. The choice is a value, which
-callers log and keep.
+therefore causes an error only when its implementation is requested. `Table.choose` returns the
+choice and its reason, which callers log.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Experts by torch's grouped products: tokens are sorted by expert, without waiting on the host."""
+"""Experts by torch's grouped products, after tokens are sorted by expert.
+
+The host never waits for the device.
+"""
 
 import torch
 from torch import Tensor

@@ -1,14 +1,14 @@
 """Products in E4M3 and int8 on a GPU.
 
 The kernel of the preceding norm or activation rounds the activations; otherwise a separate kernel
-does. There are four kernels. One token is multiplied without tensor cores
+does. There are four kernels for the product. One token is multiplied without tensor cores
 (`kernels.linear.triton_gemv`). For up to 64 tokens, our kernel reads the codes once and is limited
 by memory. For more tokens, `torch._scaled_mm` is used if scales belong to rows, and another kernel
 of ours if they belong to blocks.
 
 If a scheme does not round activations, codes are converted to bfloat16 inside the product. If a
 scheme rounds them, the activations of a single token are rounded too, because this is faster: on an
-H200, the kernels of a layer of the 8B shape, except attention, take 67.1 microseconds with rounding
+H200, the kernels of a layer of an 8B model, except attention, take 67.1 microseconds with rounding
 and 69.6 without.
 
 Microseconds of one product on an H100 in CUDA graphs, in bf16 and in codes with one scale per row:

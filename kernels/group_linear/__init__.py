@@ -5,8 +5,8 @@ A number of the weight is `(code - zero) * scale` with a code of 4 or 8 bits, or
 memory: GPU kernels convert them inside the product; CPU kernels store and multiply them in GGUF's
 blocks of 32 numbers.
 
-    codes = Grouped("int4", codes, scales, zeros, group=128)
-    product = pack([codes], bias)       # a PackedLinear; matrices are stacked along the rows
+    weight = Grouped("int4", codes, scales, zeros, group=128)
+    product = pack(weight, bias, x.dtype)   # a PackedLinear, or None: no kernel for this form
     y = product(x)
 
 If the columns of a group are scattered (GPTQ's act order), the columns of the weight and of `x` are

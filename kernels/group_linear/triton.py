@@ -217,7 +217,7 @@ def tile_of(rows: int, num_steps: int, num_tokens: int, num_processors: int) -> 
     """Return the tile of a product.
 
     With few tokens, all programs should run at once, and as many programs as fit. The tiles were
-    chosen on an H100 at the 8B shape with `benchmarks.h200.weight_forms --tune`.
+    chosen on an H100 for weights of an 8B model with `benchmarks.h200.weight_forms --tune`.
     """
     if num_tokens > TOKEN_BLOCKS[-1]:
         return Tile(128, 1, 8, 4)

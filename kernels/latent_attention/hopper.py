@@ -17,7 +17,7 @@ class DecodeTile(NamedTuple):
 
     Attributes:
         heads: number of heads, the columns of the products.
-        num_warps: as in Triton.
+        num_warps: warps of a program.
         num_stages: number of blocks of keys in shared memory.
         programs: number of programs that a multiprocessor has room for.
     """

@@ -29,7 +29,7 @@ class LatentTile(NamedTuple):
     Attributes:
         tokens: number of queries of a sequence, each with 16 heads.
         keys: number of rows of the KV cache that are read at once.
-        num_warps, num_stages: as in Triton.
+        num_warps, num_stages: warps of a program, and stages of its load pipeline.
         waves: number of programs that should run on each multiprocessor at once; keys are split to
             reach it.
     """

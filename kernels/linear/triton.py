@@ -2,7 +2,7 @@
 
 A single token has a kernel of its own, `kernels.linear.triton_gemv`, and so does the gated product
 of many tokens, `kernels.linear.triton_gated`. The gated product of few tokens is computed here.
-With 64 tokens it makes a step 3% shorter at the 0.5B shape and 0.4% at the 8B shape; with one token
+With 64 tokens it makes a step 3% shorter for a 0.5B model and 0.4% for an 8B model; with one token
 it makes no difference.
 
 A product with up to 64 tokens reads the weight once and is limited by memory. Two things matter.
@@ -10,9 +10,9 @@ Every multiprocessor must keep enough loads in flight. The kernel must start whi
 still runs, which cuBLAS's kernels do not. If a weight has too few rows to fill the device, several
 programs share the columns of one block (`kernels.triton_support.split_k`).
 
-`tile_of` returns the tile for a shape. The tiles were measured on an H200
+`tile_of` returns the tile for a weight's shape. The tiles were measured on an H200
 (`benchmarks/h200/linear.py`); those for more than 16 tokens were measured in whole steps.
-Milliseconds of a step with cuBLAS and with this kernel:
+Milliseconds of a step of an 8B and of a 0.5B model with cuBLAS and with this kernel:
 
     shape  32 tokens      64 tokens
     8B     5.05 and 4.73  5.30 and 5.15
@@ -204,7 +204,7 @@ def run(
         x: `[num_tokens, in_features]`, contiguous.
         weight: `[out_features, in_features]`, contiguous, the dtype of `x`.
         bias: `[out_features]`, or `None`.
-        tile: the tile.
+        tile: sizes of the blocks that a program multiplies.
         gated: an activation, if the result is to be `gated(gate) * up` of the product's two halves.
             The tile must not split columns then.
         out: a contiguous tensor to which the result is written; `None` for a new tensor.

@@ -1,7 +1,7 @@
 """The gate and up products of a feed-forward block with the activation, in one kernel for prompts.
 
 With two kernels, the first writes `[num_tokens, 2 * width]` numbers that the second reads again:
-159 MB per layer of the 0.5B shape with 8192 tokens. In this kernel both products of a block stay in
+159 MB per layer of a 0.5B model with 8192 tokens. In this kernel both products of a block stay in
 registers. One program per multiprocessor processes block after block. TMA loads the operands and
 pads them with zeros past an end. For TMA the weight is `[2, width, in_features]`, so one load
 brings as many rows of gate as of up. One matrix instruction multiplies both (on Hopper

@@ -5,7 +5,7 @@ matters. Tensor cores would need their operands in shared memory, tile by tile. 
 registers avoid that step, and small programs keep many loads in flight. A layer's products take as
 long as a copy of their weights.
 
-On an H200, the products of a step of the 8B shape (15.0 GB) take 3.42 ms. The kernel for several
+On an H200, the products of a step of an 8B model (15.0 GB) take 3.42 ms. The kernel for several
 tokens takes 3.82 ms with one token; from two tokens on it is as fast or faster. Weights may also be
 8-bit codes with a scale per row or per 128 columns of a row.
 """
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(in_features: int, bits: int = 16) -> Cut:
-    """Return the fastest, or nearly the fastest, of the sizes measured at the 0.5B and 8B shapes.
+    """Return the fastest or nearly fastest sizes, as measured with weights of 0.5B and 8B models.
 
     Args:
         in_features: columns of the weight.

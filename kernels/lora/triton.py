@@ -75,7 +75,7 @@ class _Few(NamedTuple):
     """The list of a step's tokens that `kernels.lora.triton_few` describes.
 
     Attributes:
-        list: the list, int32.
+        list: the tokens sorted by slot and data about each block, int32, in that layout.
         ranks: the tensor of ranks from which the list was made.
         num_places: number of places in the list.
         size: tokens of a block.

@@ -1,4 +1,4 @@
-"""Groups of decoding sequences with a common prefix, in the layout that the kernel reads.
+"""Groups of decoding sequences with a common prefix, in the layout that attention reads.
 
 The groups change when a request starts or ends. The host computes them then and sends them to the
 device; CUDA graphs read them from fixed addresses.

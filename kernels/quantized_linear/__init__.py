@@ -53,7 +53,7 @@ class StoredMatrix:
     """A matrix in its stored form.
 
     Attributes:
-        form: name in `FORMS`.
+        form: name of the form in `FORMS`, such as `q4_k`.
         data: `[out_features, row_bytes]` uint8, contiguous, on the CPU; see `StoredForm.row_bytes`.
             It may be mapped from a file, because it is read once, in order.
     """

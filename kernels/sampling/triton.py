@@ -6,8 +6,8 @@ two tokens may therefore choose the other token. With top-p, a token may be kept
 mass up to it equals `top_p` to seven digits. Within this implementation a row's result never
 depends on its batch. A token with less than 2**-38 of the mass is never drawn.
 
-The kernels are in `triton_rows` (statistics, rank cut), `triton_draw` (draw, ranking) and
-`triton_edit` (penalties, biases, masks).
+The kernels are in `triton_rows` (statistics, cut of top-k and top-p), `triton_draw` (draw, ranking)
+and `triton_edit` (penalties, biases, masks).
 """
 
 from dataclasses import dataclass

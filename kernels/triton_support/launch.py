@@ -14,8 +14,8 @@ it. Attention, rotation and activation call it only in a step of one token (`let
 the product after them then consists of small programs (`kernels.linear.triton_gemv`). Larger
 programs would hold memory that the rest of the previous kernel still needs.
 
-The decode step of the 8B shape at batch 1 was measured before `triton_gemv` existed. It took 4.38
-to 4.42 ms in this way, 4.76 ms when every kernel called `start_next`, and 4.53 ms without dependent
+The decode step of an 8B model at batch 1 was measured before `triton_gemv` existed. It took 4.38 to
+4.42 ms in this way, 4.76 ms when every kernel called `start_next`, and 4.53 ms without dependent
 launch. Fetching weights into the L2 cache before the wait makes the step longer: by 2% with 16 KiB
 per program and by 25% with 256 KiB, both with `prefetch` and with bulk copies.
 

@@ -97,7 +97,7 @@ class FileTier:
         """Start the threads, which end when this object is no longer used.
 
         Args:
-            files: the files.
+            files: reads and writes the files of a folder.
             page_bytes: returns the bytes of a host page, as a view.
         """
         self.busy: dict[int, bytes] = {}

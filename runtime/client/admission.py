@@ -28,7 +28,7 @@ class EngineLimits:
         allow_auto_truncate: whether a prompt that is too long is cut instead of refused.
         hidden_size: length of a token's embedding and of its hidden state.
         token_size: length of a token's vector, for a model that gives vectors.
-        gives: kind of the model's output.
+        gives: kind of the model's output: tokens, vectors or scores.
         experts_per_token: experts that compute one token, summed over all layers.
         vision: how the model takes images; `None` if it takes none.
     """

@@ -105,7 +105,7 @@ class FrontExtra:
 
         Args:
             body: the decoded body.
-            asked: what else of the request matters.
+            asked: the other parts of the request that matter.
 
         Returns:
             What the samples of each prompt request, one entry for each prompt. `None` if no prompt

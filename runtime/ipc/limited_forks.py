@@ -31,8 +31,8 @@ class ForkLimits:
     """Limits on the resources of a fork.
 
     Attributes:
-        timeout_s: wall time, seconds.
-        cpu_s: CPU time, seconds.
+        timeout_s: most wall time, seconds.
+        cpu_s: most CPU time, seconds.
         memory_bytes: address space that the fork may use in addition to that of its parent.
         patience_s: the wall time, in seconds, that replaces `timeout_s` on a busy machine; 0 for
             none. The machine counts as busy if the fork got less than a quarter of `timeout_s` as

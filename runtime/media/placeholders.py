@@ -1,4 +1,4 @@
-"""Finds the placeholders of images in prompts, and repeats each for its image's vectors."""
+"""Finds the placeholders of images in prompts, and repeats each once per vector of its image."""
 
 from __future__ import annotations
 

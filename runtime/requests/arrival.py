@@ -19,7 +19,7 @@ class Arrival:
     Attributes:
         http_id: the id that the response has in its header `x-request-id`.
         began_at: when the request arrived, `time.monotonic()`.
-        spent_s: seconds by kind of work.
+        spent_s: seconds of each kind of work, by the kinds of `FrontWork`.
         system: the chat's first system message; empty if there is none.
         blocked_s: seconds in which the socket took no more of a stream, because the client did not
             read.

@@ -1,4 +1,4 @@
-"""A request's data, without its prompt: `RequestSpec` for the scheduler, `RowSpec` for its row."""
+"""A request's data without its prompt: for the scheduler, and for its row of the running batch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
     """A constraint on the output.
 
     Attributes:
-        kind: the constraint's language.
+        kind: the constraint's language, such as a JSON schema or a regular expression.
         text: the constraint, as the client wrote it.
         shows_special: whether special tokens count as their text, as they do in an output that
             shows them. If not, a grammar of plain text forbids them.

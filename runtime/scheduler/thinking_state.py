@@ -1,4 +1,4 @@
-"""Follows the thoughts (reasoning) at the beginning of an output, and ends them on a budget."""
+"""Follows the thoughts (reasoning) that begin an output; ends them when their budget is used up."""
 
 from __future__ import annotations
 

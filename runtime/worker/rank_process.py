@@ -1,4 +1,4 @@
-"""The process of a rank above 0: has its part of the model, and computes the plans of rank 0."""
+"""The process of a rank above 0: holds its part of the model, and computes what rank 0 plans."""
 
 from __future__ import annotations
 
