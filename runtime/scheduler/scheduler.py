@@ -286,8 +286,7 @@ class Scheduler:
         self._planner.forget(request)
         self._cache.recover([request.block_table for request in self._requests.values()])
         if not self._buffer.fail(request, internal_error(why)):
-            # The detokenizer does not know this request, so the front process gets the error
-            # directly.
+            # The detokenizer does not know this request: the front process gets the error directly.
             self._send_front(RequestError([request.request_id], why))
 
     def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
@@ -300,8 +299,7 @@ class Scheduler:
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
     def _flush(self, call_id: int) -> ControlReply:
-        # The front process clears its record of cached grammars at the same place in the message
-        # order.
+        # The front process clears its record of cached grammars at this place in the message order.
         self._grammars.clear()
         running, waiting = self._table.num_running, len(self._waiting)
         # While generation is paused, waiting requests hold no pages.
