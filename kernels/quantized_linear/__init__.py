@@ -223,7 +223,7 @@ def pack(
 def look_up(
     stored: StoredMatrix, in_features: int, ids: Tensor, implementation: str | None = None
 ) -> Tensor:
-    """Return rows of a matrix that is not packed, such as an embedding that is not also a head.
+    """Return rows of a matrix that is not packed, such as embeddings not shared with the head.
 
     Only the rows that are read take memory, if the matrix is mapped from a file.
 

@@ -19,7 +19,7 @@ class HostStates:
     Also starts the copies of these states to the device.
 
     Attributes:
-        slots: the tier of snapshots; its pages are slots of states.
+        slots: a `HostTier` for snapshots, in which each page is a slot of states.
     """
 
     def __init__(self, num_slots: int, page_size: int, pages: HostTier, states: StatePool) -> None:

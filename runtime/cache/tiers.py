@@ -34,7 +34,7 @@ class Tiers:
     # ---- finding and loading ----
 
     def count_pages(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
-        """Return the length of the longest prefix, in pages, if pages in host memory count too.
+        """Return the number of pages of the longest prefix on the device and in host memory.
 
         The first `num_pages` pages are on the device, and the model has no recurrent states.
         """

@@ -75,7 +75,7 @@ class WindowPages:
         return needed <= self.pool.num_pages
 
     def count_resumable(self, pages: Pages) -> int:
-        """Return after how many of the given pages a request can resume, the largest such number.
+        """Return the largest number of first pages in `pages` after which a request can resume.
 
         `pages` are the full pages of a cached prefix, in order.
         """

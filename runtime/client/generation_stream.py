@@ -204,7 +204,7 @@ class GenerationStream:
 
     Attributes:
         turn: the request's place in a session; tokens that are read here are added to it.
-        recording: the record of the request's costs; `None` if the request is not recorded.
+        recording: records the request's times and tokens; `None` if the request is not recorded.
         journal: records what another server would need to continue the answer; `None` if there is
             no other server.
     """

@@ -16,7 +16,7 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def tenants_namespace(namespace: str) -> str:
-    """Return the prefix-cache namespace of the current tenant's requests that name `namespace`."""
+    """Return the prefix-cache namespace of the current tenant's requests with `namespace`."""
     tenant = TENANT.get()
     # The result differs from every namespace without a tenant: those begin with a digit or are
     # empty.

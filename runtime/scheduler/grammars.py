@@ -283,7 +283,7 @@ class Grammars:
     def _begins_answer(state: GrammarState, token_id: int) -> bool:
         """Return whether `token_id` begins the answer after the thoughts.
 
-        If so, the grammar accepts it.
+        If so, the grammar is also advanced by the token.
         """
         thinking, matcher = state.thinking, state.matcher
         if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):

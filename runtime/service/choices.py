@@ -252,7 +252,7 @@ def _check(body: SelectBody, vocab_size: int) -> None:
 
 
 async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
-    """Encode the prompt, and each text choice; text choices include the prompt if it is a text."""
+    """Encode the prompt, and each choice that is a text, together with a prompt that is a text."""
     texts = [each for each in body.choices if isinstance(each, str)]
     # The size is checked before the prompt is put in front of each choice, because the joined texts
     # could be a thousand times as long as the body.
