@@ -104,7 +104,7 @@ def kill_one(server: ServerProcess, victim: int) -> None:
 
 def test_a_killed_replica_delays_only_its_own_requests() -> None:
     options = ("--dp-size", "2", "--num-threads", "1", "--skip-server-warmup")
-    with ServerProcess("--model-path", str(tiny_model("qwen3")), *options, plain=True) as server:
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), *options) as server:
         server.wait_ready()
         for victim in (0, 1):
             kill_one(server, victim)
@@ -117,7 +117,7 @@ def test_a_killed_replica_delays_only_its_own_requests() -> None:
 def test_replicas_never_differ_in_weights_or_memory() -> None:
     options = ("--dp-size", "2", "--num-threads", "1", "--skip-server-warmup")
     path = str(tiny_model("qwen3"))
-    with ServerProcess("--model-path", path, *options, plain=True) as server:
+    with ServerProcess("--model-path", path, *options) as server:
         server.wait_ready()
         before = workers(server)
         post(server, "/release_memory_occupation")

@@ -43,7 +43,7 @@ def child_or_none(server: ServerProcess, name: str) -> int | None:
 def test_the_log_says_where_the_worker_stands(stops: bool) -> None:
     args = ["--model-path", str(tiny_model("qwen3")), "--watchdog-timeout", str(WATCHDOG_S)]
     answers: list[httpx.Response] = []
-    with ServerProcess(*args, "--skip-server-warmup", plain=True) as server:
+    with ServerProcess(*args, "--skip-server-warmup") as server:
         server.wait_ready()
         whole = server.client.post("/generate", json=BODY).json()["text"]
         worker = child(server, "scheduler")

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 @pytest.mark.slow
 def test_streams_go_on_where_they_stood() -> None:
     args = ("--model-path", str(tiny_model("qwen3")), "--skip-server-warmup")
-    with ServerProcess(*args, plain=True) as server, ThreadPoolExecutor(4) as pool:
+    with ServerProcess(*args) as server, ThreadPoolExecutor(4) as pool:
         server.wait_ready()
         solo = greedy(server)
         worker = children_by_name(server)["scheduler"]

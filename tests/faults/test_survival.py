@@ -26,7 +26,7 @@ class Served:
     """A server, and what its streams give undisturbed."""
 
     def __init__(self, *options: str) -> None:
-        self.server = ServerProcess(*options, "--skip-server-warmup", plain=True).wait_ready()
+        self.server = ServerProcess(*options, "--skip-server-warmup").wait_ready()
         self.victim = Victim(self.server.url, self.server.process.pid)
         self.wanted: list[Stream] = streams(NUM_STREAMS, 48, has_grammars=bool(BACKENDS))
         self.undisturbed = self.run("nothing")
@@ -53,6 +53,13 @@ def one() -> Iterator[Served]:
     served.server.stop()
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Served]:
+    served = Served(*TWO, "--enable-metrics")
+    yield served
+    served.server.stop()
+
+
 @pytest.mark.parametrize("how", ["worker", "detokenizer"])
 def test_every_byte_is_as_undisturbed(one: Served, how: str) -> None:
     one.check(how)
@@ -66,12 +73,8 @@ def test_so_it_is_whenever_and_however_often(one: Served, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["worker", "detokenizer", "restart"])
-def test_another_replica_takes_over(how: str) -> None:
-    served = Served(*TWO, "--enable-metrics")
-    try:
-        served.check(how)
-    finally:
-        served.server.stop()
+def test_another_replica_takes_over(two: Served, how: str) -> None:
+    two.check(how)
 
 
 @pytest.mark.slow
@@ -90,9 +93,7 @@ def test_other_weights_take_over_the_streams(tmp_path: Path) -> None:
     other = other_weights("qwen3", tmp_path / "qwen3")
     sampling = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
     prompt = [7, 11, 13, 17]
-    with ServerProcess(
-        "--model-path", str(tiny_model("qwen3")), "--skip-server-warmup", plain=True
-    ) as server:
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), "--skip-server-warmup") as server:
         server.wait_ready()
 
         def ask(ids: list[int], num_tokens: int) -> list[int]:
@@ -128,7 +129,7 @@ def test_other_weights_take_over_the_streams(tmp_path: Path) -> None:
 
 
 def test_a_signal_replaces_the_worker() -> None:
-    with ServerProcess("--skip-server-warmup", plain=True) as server:
+    with ServerProcess("--skip-server-warmup") as server:
         server.wait_ready()
         worker = children(server.process.pid, "scheduler")
         server.signal(signal.SIGUSR2)

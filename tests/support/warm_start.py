@@ -62,12 +62,16 @@ _OF_RANKS = {"--tp-size", "--pp-size", "--nnodes"}
 # Variables that may differ from those of the origin, because the modules read them in the fork.
 # The worker sets the number of threads once more itself.
 _LATE_VARIABLES = {
+    "AIP_PREDICT_ROUTE",
     "HEADRACE_DIST_KEY",
     "HEADRACE_STACKS_FILE",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
+    "OTEL_BSP_SCHEDULE_DELAY",
+    "OTEL_RESOURCE_ATTRIBUTES",
     "PYTEST_CURRENT_TEST",
     "PYTHONPATH",
+    "SGLANG_TORCH_PROFILER_DIR",
     "TOKENIZERS_PARALLELISM",
 }
 # Read when a library is loaded. The product sets the first two for workers; the last one keeps
