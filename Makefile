@@ -9,7 +9,7 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes; without bytecode, each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install install-dev serve chat test test-fast test-page test-gpu test-real test-clients check format bench docs clean help
+.PHONY: install install-dev serve chat test test-long test-fast test-page test-gpu test-real test-clients check format bench docs clean help
 
 install: $(VENV)/installed  ## Headrace in .venv, and the demo model (98 MB) in ~/.cache/headrace
 	@$(BIN)/python -m headrace.demo.fetch || true
@@ -49,6 +49,9 @@ chat: install  ## talk to the server that make serve started
 
 test: install-dev  ## all tests; make test ARGS="-k radix"
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+test-long: install-dev  ## all tests and the long forms of some, which show the same more often
+	$(BIN)/python -m pytest $(WORKERS) --long $(ARGS)
 
 test-fast: install-dev  ## the quick tests, in under two minutes on two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow" tests/unit tests/structure $(ARGS)

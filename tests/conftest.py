@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.long_forms import keep_short_forms
+
 # Before torch and numpy are imported: idle threads sleep, or are not there, instead of holding a
 # core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -134,7 +136,15 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).parts[0]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the long forms of tests")
+
+
+# After `-k` and `-m`: what they select is a table of its own.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not ON_GPU:
+        keep_short_forms(config, items)
     if _is_worker(config):
         alone = {_work_unit(item.nodeid) for item in items if _is_for_one_alone(item)}
         items.sort(

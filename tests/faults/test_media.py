@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from tests.faults.test_probes import LEAK
-from tests.support.livez_prober import LivezProber, longest_of_a_thousand
+from tests.support.livez_prober import LivezProber
 from tests.support.native import until_idle, until_running
-from tests.support.neighbours import Neighbours, bearable_s, greedy
+from tests.support.neighbours import Neighbours, greedy
 from tests.support.pictures import data_url, encoded, noise
 from tests.support.seeing_model import prompt_with, seeing_model
 from tests.support.server import ROOT, ServerProcess
@@ -248,21 +248,20 @@ def test_the_loop_goes_on_beside_large_pictures(server: ServerProcess, solo: str
     ]
     found = []
     with LivezProber(server) as prober:
-        bearable = bearable_s(server, prober)
         for _ in range(NUM_TRIES):
             with (
                 Neighbours(server) as neighbours,
-                prober.times() as times,
+                prober.period() as period,
                 ThreadPoolExecutor(len(large)) as pool,
             ):
                 answers = list(pool.map(lambda each: chat(server, each), large))
             assert {each.status_code for each in answers} == {200}
             assert set(neighbours.texts) == {solo}
-            found.append(longest_of_a_thousand(times))
-            # Once a busy machine may be slow.
-            if found[-1] < bearable:
+            found.append(period)
+            # Once a machine may have stopped.
+            if period.is_bearable:
                 break
-    assert min(found) < bearable
+    assert found[-1].is_bearable, f"/livez took {', '.join(map(str, found))}"
 
 
 def test_a_data_url_of_gigabytes_stops_at_the_body(server: ServerProcess) -> None:

@@ -27,6 +27,7 @@ def test_help_tells_of_every_target() -> None:
     ("target", "words"),
     [
         ("test", {"-n"}),
+        ("test-long", {"-n", "--long"}),
         ("test-fast", {"-n", "tests/unit", "tests/structure"}),
         ("test-page", {"tests/page"}),
         ("test-gpu", {"tests/gpu"}),
