@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kernels.paged_attention import PAGED_ATTENTION
 
+pytestmark = pytest.mark.pairs
+
 # Set by test_triton_interpreted.py: Triton's kernels then take tensors of the CPU.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IMPLEMENTATIONS = [

@@ -6,6 +6,8 @@ import torch
 from kernels.causal_conv import CAUSAL_CONV
 from runtime.models.attention.forward_batch import StateSteps
 
+pytestmark = pytest.mark.pairs(each=("name",))
+
 IMPLEMENTATIONS = [name for name in CAUSAL_CONV if CAUSAL_CONV.unavailable(name) is None]
 
 

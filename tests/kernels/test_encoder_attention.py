@@ -5,6 +5,8 @@ import torch
 
 from kernels.encoder_attention import ENCODER_ATTENTION
 
+pytestmark = pytest.mark.pairs(each=("name",))
+
 IMPLEMENTATIONS = [name for name in ("cpu", "reference") if not ENCODER_ATTENTION.unavailable(name)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Shorter than a vector, around a block of keys, past a part of 256 keys and a block of queries.

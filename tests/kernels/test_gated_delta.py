@@ -6,6 +6,8 @@ import torch
 from kernels.gated_delta import GATED_DELTA, DeltaShape
 from kernels.state_places import StatePlaces
 
+pytestmark = pytest.mark.pairs(each=("name",))
+
 IMPLEMENTATIONS = [name for name in GATED_DELTA if GATED_DELTA.unavailable(name) is None]
 SHAPES = [DeltaShape(2, 4, 16, 8), DeltaShape(1, 1, 5, 3), DeltaShape(1, 3, 40, 50)]
 SHAPES.append(DeltaShape(1, 2, 33, 32, has_flat_gates=True))

@@ -12,6 +12,8 @@ from kernels.embedding import EMBEDDING, embedding
 from kernels.norm import NORM, fused_add_rms_norm, rms_norm
 from kernels.rope import ROPE
 
+pytestmark = pytest.mark.pairs(each=("name",))
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 ACTIVATIONS = get_args(Activation)

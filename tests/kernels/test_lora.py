@@ -137,8 +137,15 @@ def test_every_cut_of_triton_is_right(dtype):
 
 
 @pytest.mark.skipif("triton" not in IMPLEMENTATIONS, reason="no triton here")
-@pytest.mark.parametrize("num_tokens", [2, 23, 64])
-@pytest.mark.parametrize(("split_k", "block_m"), [(1, 0), (2, 0), (3, 16)])
+@pytest.mark.parametrize(
+    ("num_tokens", "split_k", "block_m"),
+    [
+        *((num_tokens, split_k, 0) for num_tokens in (2, 23, 64) for split_k in (1, 2)),
+        *((2, 3, 16), (23, 3, 16)),
+        # Four blocks of tokens, where 23 make two.
+        pytest.param(64, 3, 16, marks=pytest.mark.long),
+    ],
+)
 def test_triton_shrinks_tokens_in_the_kernel_of_the_base_product(num_tokens, split_k, block_m):
     from kernels.linear.triton import TOKEN_BLOCKS, Tile, TritonLinear
 

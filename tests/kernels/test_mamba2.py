@@ -6,6 +6,8 @@ import torch
 from kernels.mamba2 import MAMBA2, Mamba2Shape
 from tests.kernels.test_gated_delta import names_and_lens, places_of
 
+pytestmark = pytest.mark.pairs(each=("name",))
+
 IMPLEMENTATIONS = [name for name in MAMBA2 if MAMBA2.unavailable(name) is None]
 SHAPES = [Mamba2Shape(2, 4, 8, 16), Mamba2Shape(1, 1, 3, 5), Mamba2Shape(1, 3, 50, 40)]
 

@@ -46,7 +46,7 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
     ],
     ids=lambda files: files[0],
 )
-def test_in_the_interpreter(files):
+def test_in_the_interpreter(files, request):
     paths = [f"tests/kernels/{name}" for name in files]
     # Threads are the CPU kernels' matter; groups of heads are seen with several of keys.
     others = "not test_thread_counts and not test_groups[1-"
@@ -57,6 +57,8 @@ def test_in_the_interpreter(files):
         plugins.append("tests.support.ordered_triton")
     for plugin in plugins:
         command += ["-p", plugin]
+    if request.config.getoption("long"):
+        command.append("--long")
     result = subprocess.run(
         command,
         cwd=ROOT,

@@ -14,6 +14,8 @@ from runtime.models.attention.backend import AttentionLayer, StepLimits
 from runtime.models.attention.forward_batch import ForwardBatch, KVCache
 from runtime.models.attention.triton import TritonAttention
 
+pytestmark = pytest.mark.pairs
+
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 16
 
 
@@ -130,12 +132,23 @@ def share(table, members, num_pages):
         table[seq, :num_pages] = table[members[0], :num_pages]
 
 
+GROUPS = {
+    "none": [],
+    "some": [([0, 2, 3], 20)],
+    "two": [([4, 1], 37), ([5, 0, 3], 12)],
+    "all": [(list(range(6)), 41)],
+}
+
+
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "groups",
-    [[], [([0, 2, 3], 20)], [([4, 1], 37), ([5, 0, 3], 12)], [(list(range(6)), 41)]],
-    ids=["none", "some", "two groups", "all"],
+    ("groups", "dtype"),
+    [
+        *((groups, torch.bfloat16) for groups in GROUPS.values()),
+        (GROUPS["two"], torch.float32),
+        *(pytest.param(GROUPS[n], torch.float32, marks=pytest.mark.long) for n in ("none", "all")),
+    ],
+    ids=[*GROUPS, "two in float32", "none in float32", "all in float32"],
 )
 def test_prefixes_that_sequences_share(impl, groups, dtype, monkeypatch):
     """Groups of `PAGE`s; one block of queries holds three members here."""

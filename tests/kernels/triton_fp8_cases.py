@@ -19,6 +19,8 @@ from kernels.rounding import (
 from kernels.rounding.triton import act_and_mul_rounded, rms_norm_rounded, round_tokens
 from tests.kernels.test_fp8_linear import DEVICE, numbers, spread
 
+pytestmark = pytest.mark.pairs
+
 ON_GPU = DEVICE == "cuda"
 SHAPES = [(6144, 4096), (4096, 14336), (896, 4864)] if ON_GPU else [(48, 64), (208, 320)]
 TOKENS = [1, 7, 17, 64, 200, 2048] if ON_GPU else [1, 17, 64, 80]

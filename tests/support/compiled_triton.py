@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for GPUs that this machine lacks; prints JSON.
 
-    python -m tests.support.compiled_triton shared   # shared memory in bytes, by GPU and kernel
-    python -m tests.support.compiled_triton ptx      # PTX for Hopper of kernels that start early
+    python -m tests.support.compiled_triton shared 80 90  # shared memory, by GPU and kernel, bytes
+    python -m tests.support.compiled_triton ptx  # PTX for Hopper of kernels that start early
 
 This runs in a separate process, because Triton does not compile while it is interpreted.
 """
@@ -392,9 +392,10 @@ def arguments(kernel: Any, constants: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Print the JSON that the command-line argument names."""
+    """Print the JSON that the command-line arguments name."""
     if sys.argv[1] == "shared":
-        for capability, limit in LIMITS.items():
+        for capability in map(int, sys.argv[2:]):
+            limit = LIMITS[capability]
             shared = SharedMemory.of_capability(limit, capability // 10)
             pdl = capability >= 90
             kernels = [
