@@ -40,6 +40,17 @@ inline vu operand(const uint8_t *planes, int g, int64_t at) {
 
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 
+#if defined(HR_PAIRS)
+// The number of words whose products are added in 16 bits: each word adds two products of -127 to
+// 127 with at most MOST.
+template <class F>
+constexpr int words_in_pairs() {
+    constexpr int MOST = F::TABLE == 2 ? 12 : F::WIDE ? 128 : (1 << F::BITS) - 1;
+    const int fit = std::min(32767 / (MOST * 127 * 2), 8 / F::GROUPS);
+    return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+#endif
+
 // Adds the integer products of `M` rows and `V` vectors of columns over one group of a block.
 template <class F, int M, int V>
 inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_t *bytes, int64_t ldb,
@@ -55,11 +66,7 @@ inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_
         for (int v = 0; v < V; v++) sum[v][m] = start;
     }
 #if defined(HR_PAIRS)
-    // The number of words whose sums fit into 16 bits: each word adds two products of -127 to 127
-    // with at most MOST.
-    constexpr int MOST = F::TABLE == 2 ? 12 : F::WIDE ? 128 : (1 << F::BITS) - 1;
-    constexpr int FIT = std::min(32767 / (MOST * 127 * 2), WORDS);
-    constexpr int STEP = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+    constexpr int STEP = words_in_pairs<F>();
 #pragma GCC unroll 8
     for (int first = 0; first < WORDS; first += STEP) {
         vi part[V][M];
@@ -73,6 +80,9 @@ inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_
                 for (int m = 0; m < M; m++) {
                     vi two = pairs<AS_SIGNED<F>>(w, splat_word(bytes + m * ldb + g * 4));
                     part[v][m] = i == 0 ? two : add_pairs(part[v][m], two);
+                    // GCC would otherwise compute all products before the first sum, and spill
+                    // them.
+                    if constexpr (STEP == 8) asm("" : "+x"(part[v][m]));
                 }
             }
         }
@@ -157,7 +167,12 @@ inline void block_rows(const uint8_t *panel, int64_t k, const int8_t *bytes, con
                        float *tile) {
     // With one or two rows, all columns are computed at once, so that the panel is read from memory
     // only once. More rows need the registers, and find the panel in the cache.
+    // Sums in 16 bits need few registers if they hold a whole block.
+#if defined(HR_PAIRS)
+    constexpr int V = M <= 2 || words_in_pairs<F>() == 8 ? VECTORS : 1;
+#else
     constexpr int V = M <= 2 ? VECTORS : 1;
+#endif
     for (int first = 0; first < VECTORS; first += V)
         block_columns<F, M, V>(panel, k, first, bytes, blocks, tile);
 }

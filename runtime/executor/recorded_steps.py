@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # With more sequences, the kernels of a step take much longer than the Python code between them.
-MAX_SEQS = 16
+MAX_SEQS = 32
 
 
 @dataclass
