@@ -112,20 +112,15 @@ inline vf load_half(const void *p) {
 }
 
 // Converts W unsigned or signed bytes to float32.
-inline vf load_bytes(const uint8_t *p) {
-    typedef uint8_t vb __attribute__((vector_size(W)));
-    return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
-}
-inline vf load_bytes(const int8_t *p) {
-    typedef int8_t vb __attribute__((vector_size(W)));
-    return __builtin_convertvector(__builtin_convertvector(load_as<vb>(p), vi), vf);
+template <class B>
+inline vf load_bytes(const B *p) {
+    return __builtin_convertvector(widen(p), vf);
 }
 
 // Returns half of 2^(e - 127) for W bytes e. These are the scales of MXFP4, whose table holds
 // doubled values.
 inline vf load_exponents(const uint8_t *p) {
-    typedef uint8_t vb __attribute__((vector_size(W)));
-    vu e = __builtin_convertvector(load_as<vb>(p), vu);
+    vu e = (vu)widen(p);
     return (vf)(e < 2u ? (vu{} + 0x00200000u) << (e & 1u) : (e - 1u) << 23);
 }
 

@@ -46,7 +46,7 @@ template <class F>
 inline vf load_small(const F *p) {
     constexpr int SHIFT = 23 - F::MANTISSA;
     constexpr uint32_t NORMAL = (uint32_t)(127 - F::BIAS) << 23;
-    const vu codes = __builtin_convertvector(load_as<v8>(p), vu);
+    const vu codes = (vu)widen(&p->bits);
     const vu size = codes & 0x7fu, spread = size << SHIFT;
     // Subnormal numbers have no leading one. They are read with the exponent of the smallest normal
     // numbers, whose leading one is subtracted.
@@ -95,8 +95,8 @@ inline void convert(const From *from, To *to, int64_t n) {
         float scale;
         std::memcpy(&scale, from + n, sizeof scale);
         for (int64_t i = 0; i < n; i += W) {
-            const vi numbers = __builtin_convertvector(load_as<vs8>(from + i), vi);
-            store(to + i, __builtin_convertvector(numbers, vf) * scale);
+            const vf numbers = __builtin_convertvector(widen(&from[i].number), vf);
+            store(to + i, numbers * scale);
         }
     } else if constexpr (std::is_same_v<To, scaled_int8>) {
         // A NaN or an infinity makes the scale a NaN, and thereby the whole row.

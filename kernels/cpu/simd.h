@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -36,6 +36,28 @@ inline V load_as(const void *p) {
     V v;
     std::memcpy(&v, p, sizeof v);
     return v;
+}
+
+// Widens W unsigned or signed bytes. GCC 12 converts such vectors byte by byte.
+inline vi widen(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    typedef uint8_t vb __attribute__((vector_size(W)));
+    return __builtin_convertvector(load_as<vb>(p), vi);
+#endif
+}
+inline vi widen(const int8_t *p) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    typedef int8_t vb __attribute__((vector_size(W)));
+    return __builtin_convertvector(load_as<vb>(p), vi);
+#endif
 }
 
 inline vf splat(float x) { return vf{} + x; }
