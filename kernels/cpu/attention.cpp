@@ -157,6 +157,14 @@ struct Attention {
         }
     }
 
+    // Fetches rows into the second cache. Pages are small and lie anywhere, so that the hardware
+    // fetches too little ahead.
+    void fetch(const C *const *rows, int64_t count) const {
+        const int64_t bytes = row_elements<C>(s.dim) * (int64_t)sizeof(C);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)rows[i] + at, 0, 2);
+    }
+
     // Returns the rows as T. Rows that need conversion are written to `space`.
     const T **converted(const C **rows, int64_t count, T *space, const T **found) const {
         if constexpr (!IS_CONVERTED) return rows;
@@ -222,10 +230,20 @@ struct Attention {
         std::memset(acc, 0, rows * dim * sizeof(float));
         for (int64_t r = 0; r < rows; r++) state[r] = {MINUS_INF, 0.0f};
 
-        const C *keys[KEYS], *values[KEYS];
+        const C *all_keys[2][KEYS], *all_values[2][KEYS];
         const T *found[KEYS];
-        for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
+        auto find = [&](int64_t base, int64_t turn) {
+            const int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
+            locate(t, base, begin, end, all_keys[turn], all_values[turn]);
+            fetch(all_keys[turn] + begin, end - begin);
+            fetch(all_values[turn] + begin, end - begin);
+        };
+        const int64_t first_base = from / KEYS * KEYS;
+        find(first_base, 0);
+        for (int64_t base = first_base, turn = 0; base < to; base += KEYS, turn ^= 1) {
+            if (base + KEYS < to) find(base + KEYS, turn ^ 1);
             int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
+            const C **keys = all_keys[turn], **values = all_values[turn];
             // Queries too far before the block's first key do not see the block. With a window,
             // queries too far after the block's last key do not see it either.
             int64_t first = 0, last = t.queries;
@@ -238,7 +256,6 @@ struct Attention {
             if (first >= last) continue;
             // Scores of columns past `end` are never used, whatever the packed keys hold there.
             int64_t columns = (end + 15) / 16 * 16;
-            locate(t, base, begin, end, keys, values);
             const T **rows_k = converted(keys, columns, space, found);
             for (int64_t i = 0; i < columns; i += 16)
                 transpose16((const uint32_t *const *)(rows_k + i), 16, dim / PER, packed_k + i, KEYS);
