@@ -172,7 +172,33 @@ inline void transpose16(const uint32_t *const *rows, int count, int64_t words, u
         for (int64_t i = 0; i < left; i++) _mm512_storeu_si512(out + (at + i) * ldo, t[i]);
     }
 #else
-    for (int64_t word = 0; word < words; word++)
+    int64_t word = 0;
+#if defined(__AVX2__)
+    for (; word + 8 <= words; word += 8)
+        for (int first = 0; first < 16; first += 8) {
+            __m256i r[8], t[8];
+            for (int i = 0; i < 8; i++)
+                r[i] = first + i < count ? _mm256_loadu_si256((const __m256i *)(rows[first + i] + word))
+                                         : _mm256_setzero_si256();
+            for (int i = 0; i < 8; i += 2) {
+                t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+                t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+            }
+            for (int i = 0; i < 8; i += 4) {
+                r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+                r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+                r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+                r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+            }
+            // Each 128-bit lane l of r[4g + j] now holds word 4l + j of the rows 4g to 4g + 3.
+            for (int j = 0; j < 4; j++) {
+                uint32_t *to = out + (word + j) * ldo + first;
+                _mm256_storeu_si256((__m256i *)to, _mm256_permute2x128_si256(r[j], r[4 + j], 0x20));
+                _mm256_storeu_si256((__m256i *)(to + 4 * ldo), _mm256_permute2x128_si256(r[j], r[4 + j], 0x31));
+            }
+        }
+#endif
+    for (; word < words; word++)
         for (int i = 0; i < 16; i++) out[word * ldo + i] = i < count ? rows[i][word] : 0;
 #endif
 }
