@@ -111,8 +111,8 @@ class BatchOutput:
         """Whether `line` already has an answer.
 
         Raises:
-            BatchFileError: the answer has the `id` of another request, so the file belongs to
-                another input.
+            BatchFileError: the file has an answer to this line, but to a request with another `id`.
+                So it is the output of another input file.
         """
         if line.index not in self.finished:
             return False

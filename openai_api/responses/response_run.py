@@ -161,7 +161,7 @@ class ResponseRun:
         yield {"type": f"response.{word}", "response": self.response}
 
     def _logprobs(self, choice: ChatChoice) -> list[Any]:
-        """Return the logprobs since the last call, as objects because three events repeat them."""
+        """Return the logprobs that the choice produced since the last call, one dict per token."""
         found = choice.take_logprobs()
         logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
         return logprobs

@@ -51,7 +51,7 @@ class GrammarState:
 
     @property
     def is_active(self) -> bool:
-        """Whether the next token is constrained, by the grammar or by the end of thoughts."""
+        """Whether the next token is constrained: by the grammar, or to end the thoughts now."""
         if self.thinking is None or self.thinking.is_over:
             return self.matcher is not None
         return bool(self.thinking.next_ids)

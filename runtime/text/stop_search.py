@@ -55,7 +55,10 @@ class StopMatcher:
         return held
 
     def let_go(self) -> str:
-        """Return the text that is held back, because text of another kind follows."""
+        """Return the text that is held back, because the answer is interrupted by thoughts.
+
+        A match never includes text from before and after thoughts.
+        """
         return self.finish()
 
     def _first_match(self, text: str, held_len: int) -> tuple[int, int, str] | None:
@@ -97,7 +100,10 @@ class StopSearch(Protocol):
         ...
 
     def let_go(self) -> str:
-        """Return the text that is held back, because text of another kind follows."""
+        """Return the text that is held back, because the answer is interrupted by thoughts.
+
+        A match never includes text from before and after thoughts.
+        """
         ...
 
     def finish(self, *, may_match: bool = True) -> str:
@@ -168,7 +174,10 @@ class RegexStopMatcher:
         return held[:start]
 
     def let_go(self) -> str:
-        """Return the text that is held back, because text of another kind follows."""
+        """Return the text that is held back, because the answer is interrupted by thoughts.
+
+        A match never includes text from before and after thoughts.
+        """
         held, self._held, self._held_len = "".join(self._held), [], 0
         self._threads, self._before = {}, ""
         return held

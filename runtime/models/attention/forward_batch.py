@@ -95,10 +95,11 @@ class StateSteps:
         return StatePlaces(qo_indptr, self.reads, *saves, self.is_decode)
 
     def taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
-        """Return the rows that a causal convolution reads before each token and each save.
+        """Return which rows a causal convolution reads for each token of the step and for each save.
 
-        The rows are numbered over the step's `num_tokens` tokens, followed by `width - 1` rows of
-        each sequence's state. Layers of equal `width` share the result.
+        The convolution reads a tensor of `num_tokens + num_seqs * (width - 1)` rows: one row per
+        token of the step, then the last `width - 1` rows before the step, which each sequence's
+        state holds. Layers of equal `width` share the result.
 
         Args:
             width: tokens that the convolution reads, including the newest.

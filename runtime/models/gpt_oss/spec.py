@@ -41,7 +41,11 @@ _ONLY = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     values = {**DEFAULTS, **config.values}
     if not (values.get("rope_parameters") or values.get("rope_scaling")):
         values["rope_scaling"] = _ROPE

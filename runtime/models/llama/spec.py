@@ -9,5 +9,9 @@ TRAITS = DecoderTraits(biases="keyed", has_mlp_bias=True)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     return read_decoder(config, generation, TRAITS)

@@ -38,7 +38,11 @@ _MAX_BETA = 1e3
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     values = {**DEFAULTS, **config.values}
     if not (values.get("rope_parameters") or values.get("rope_scaling")):
         values["rope_parameters"] = _ROPE

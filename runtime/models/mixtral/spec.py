@@ -12,7 +12,11 @@ TRAITS = DecoderTraits(window="always")
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     values = {"sliding_window": None, "rms_norm_eps": 1e-5, **config.values}
     spec = read_decoder(Keys(config.source, values), generation, TRAITS)
     num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)

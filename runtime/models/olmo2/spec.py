@@ -21,7 +21,11 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     return replace(spec, norms=NORMS, has_joint_qk_norm=True)

@@ -9,5 +9,9 @@ TRAITS = DecoderTraits(biases="qkv", window="switched", default_window=4096)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     return read_decoder(config, generation, TRAITS)

@@ -11,7 +11,11 @@ from runtime.models.qwen2.spec import TRAITS
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     has_bias = config.flag("qkv_bias", True)
     traits = TRAITS if has_bias else replace(TRAITS, biases="never")
     spec = read_decoder(config, generation, traits)

@@ -13,6 +13,10 @@ TRAITS = replace(qwen3.TRAITS, head_dim=None)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     spec = read_decoder(config, generation, TRAITS)
     return replace(spec, experts=read_qwen_experts(config, has_shared=False))

@@ -19,7 +19,11 @@ DEFAULTS = {
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings in `config.json`; errors are those of `read_decoder`."""
+    """Return the settings in `config.json` and `generation_config.json`.
+
+    Raises:
+        StartupError: a setting is missing, out of range or not supported.
+    """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     if config.flag("use_sliding_window", False):
         raise config.error("use_sliding_window", "false")
