@@ -95,7 +95,7 @@ class StateSteps:
         return StatePlaces(qo_indptr, self.reads, *saves, self.is_decode)
 
     def taps(self, width: int, qo_indptr: Tensor, num_tokens: int) -> Tensor:
-        """Return which rows a causal convolution reads for each token of the step and for each save.
+        """Return which rows a causal convolution reads for each token and for each save.
 
         The convolution reads a tensor of `num_tokens + num_seqs * (width - 1)` rows: one row per
         token of the step, then the last `width - 1` rows before the step, which each sequence's
