@@ -108,12 +108,21 @@ class Backend(LLMEngine):
             plan = self._plan(request)
             generation = await admit_plan(self._context, plan, [list(request["token_ids"])])
             self._rids[name] = [sample.spec.rid for sample in plan.samples]
+            if context.is_stopped() or context.is_killed():
+                # `abort` was called before the samples had names.
+                await self.abort(context)
+            num_tokens, finish = 0, None
             try:
                 async for _, answer in generation.answers(incremental=True):
-                    yield chunk_of(answer)
+                    chunk = chunk_of(answer)
+                    num_tokens += len(chunk["token_ids"])
+                    finish = chunk.get("finish_reason")
+                    yield chunk
             finally:
                 generation.close()
                 self._rids.pop(name, None)
+                if finish in (None, "cancelled"):
+                    logger.info("Request %s was aborted after %d tokens", name, num_tokens)
         except HeadraceError as error:
             raise translate(error) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -17,6 +19,8 @@ import pytest
 
 from benchmarks.dynamo import environment
 from tests.clients.scenarios import CAPITAL, MODEL, need, succeed
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_service import fake_service
 from tests.support.server import free_port, python_path
 from tests.support.waiting import until
 
@@ -24,7 +28,9 @@ need("dynamo.llm", "dynamo")
 
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument  # noqa: E402
 
+from headrace.dynamo.backend import Backend  # noqa: E402
 from headrace.dynamo.request_fields import read_request, translate  # noqa: E402
+from runtime.config.options import ServerConfig  # noqa: E402
 from runtime.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded  # noqa: E402
 
 CHAT = {"model": MODEL, "temperature": 0, "messages": [{"role": "user", "content": CAPITAL}]}
@@ -145,16 +151,60 @@ def test_the_router_knows_what_is_cached(frontend: Frontend) -> None:
 
 
 def test_a_request_whose_client_leaves_is_ended(frontend: Frontend) -> None:
-    body = {**CHAT, "stream": True, "max_tokens": 1900, "ignore_eos": True}
+    most = 1900
+    body = {**CHAT, "stream": True, "max_tokens": most, "ignore_eos": True}
     with frontend.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         next(answer.iter_lines())
 
-    def running() -> int:
+    def aborted() -> list[str]:
         text = frontend.log(0) + frontend.log(1)
-        begun = len(re.findall(r'request received .*endpoint="generate"', text))
-        return begun - len(re.findall(r'request completed .*endpoint="generate"', text))
+        return re.findall(r"Request \S+ was aborted after (\d+) tokens", text)
 
-    until(lambda: running() == 0, 10)
+    until(aborted, 30)
+    (num_tokens,) = map(int, aborted())
+    assert 0 < num_tokens < most
+
+
+class LeavingContext:
+    """A request of Dynamo whose client leaves as soon as the worker has read the request."""
+
+    def __init__(self, backend: HeldBackend) -> None:
+        self._backend = backend
+        self._has_left = False
+
+    def id(self) -> str:
+        if not self._has_left:
+            self._has_left = True
+            # Dynamo aborts in a task of its own. Here it does before the request is admitted.
+            with contextlib.suppress(StopIteration):
+                self._backend.abort(self).send(None)
+        return "leaving"
+
+    def is_stopped(self) -> bool:
+        return self._has_left
+
+    def is_killed(self) -> bool:
+        return False
+
+
+class HeldBackend(Backend):
+    """A backend over an engine that generates nothing until it is told to abort."""
+
+    def __init__(self, engine: FakeEngine, folder: Path) -> None:
+        super().__init__(ServerConfig(), folder)
+        self._context = fake_service(engine)
+
+
+async def test_a_client_that_leaves_during_admission(tmp_path: Path) -> None:
+    engine = FakeEngine(hold="wait")
+    backend = HeldBackend(engine, tmp_path)
+    ids = engine.tokenizer.encode("wait", add_special_tokens=False)
+    async with asyncio.timeout(10):
+        answer = backend.generate({"token_ids": ids}, LeavingContext(backend))
+        chunks = [chunk async for chunk in answer]
+    assert [chunk.get("finish_reason") for chunk in chunks] == ["cancelled"]
+    (request,) = engine.requests
+    assert engine.aborted == {request.request_id}
 
 
 def test_one_is_killed_and_one_drained() -> None:
