@@ -25,6 +25,7 @@ from headrace.ray.engine_options import value_of
 from headrace.ray.http_call import HttpCall, is_for_any_replica, prompt_of
 from headrace.ray.relay import OtherAnswer, Relay, refuse
 from headrace.ray.replica import Replica
+from runtime.client.replica_router import MAX_SURPLUS
 from runtime.config.scheduling_options import SchedulingArgs
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,19 @@ Placement = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 # The share of a replica's places for running requests that autoscaling tries to keep in use.
 TARGET_SHARE = 0.7
 # `ray.serve.llm.request_router` exports this class too, but it imports vLLM or SGLang.
-_PREFIX_ROUTER = (
+PREFIX_ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
     "PrefixCacheAffinityRouter"
 )
+# By Ray's defaults, the router regards no replica as too busy, and keeps every prompt for ever.
+PREFIX_ROUTER_OPTIONS = {
+    # The most requests that a replica may have above the least busy one.
+    "imbalanced_threshold": MAX_SURPLUS,
+    "do_eviction": True,
+    # Characters of prompts for each replica: more than a KV pool of 750,000 tokens holds.
+    "eviction_threshold_chars": 4_000_000,
+    "eviction_target_chars": 3_000_000,
+}
 # Most requests that Ray sends to a replica at a time. The number is large, because engines queue
 # requests themselves, in the order of their policy.
 _MAX_ONGOING = 4096
@@ -98,7 +108,9 @@ def build_app(  # noqa: PLR0913
             policy=AutoscalingPolicy(policy_function=replicas_wanted),
         )
     if prefix_aware:
-        options["request_router_config"] = RequestRouterConfig(request_router_class=_PREFIX_ROUTER)
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=PREFIX_ROUTER, request_router_kwargs=PREFIX_ROUTER_OPTIONS
+        )
     replicas = serve.deployment(Replica, name="Headrace", **options)
     ingress = serve.deployment(
         serve.ingress()(_Ingress),
