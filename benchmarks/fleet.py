@@ -1,6 +1,6 @@
 """Simulates agent sessions over many replicas, with our router, scheduler and cache.
 
-    python -m benchmarks.fleet [--replicas 64] [--sessions 512] [--json out.json]
+    python -m benchmarks.fleet [--sessions FILE] [--replicas 64] [--num-sessions 512] [--json FILE]
 
 All code except the model is the product's: each replica is a `Scheduler` with its `CacheManager`,
 and `Router` chooses among them. A step's duration is computed from its plan with figures that were
@@ -8,10 +8,19 @@ measured on an H200 with the 8B shape in bfloat16 (`benchmarks/results/h200/READ
 prompt tokens per second, and 4.1 ms for a decode step, plus 25 microseconds for each further row.
 All times in the report are simulated.
 
-A session is that of an agent. It begins with a system text, which all sessions of one kind share.
-Each turn sends the whole conversation with the previous answer and a tool's result. A tool runs
-between turns. One turn in eight returns to an earlier turn (a branch). One session in sixteen
-changes a line of its system text half-way; nothing after this line can then be reused.
+A session is that of an agent. Without `--sessions` it is drawn. It begins with a system text, which
+all sessions of one kind share. Each turn sends the whole conversation with the previous answer and
+a tool's result. A tool runs between turns. One turn in eight returns to an earlier turn (a branch).
+One session in sixteen changes a line of its system text half-way; nothing after this line can then
+be reused.
+
+With `--sessions`, the sessions are those of a trace (`benchmarks.session_trace`), for example
+`benchmarks/agents.jsonl.gz`. Each turn is requested as long after the previous answer as in the
+trace. The trace is repeated until there are enough sessions. A block of tokens that several
+sessions of the trace have is shared text, such as a system prompt. `--kinds` is the number of
+versions of each shared text, of which the repetitions use one after the other. All other blocks
+are different in each repetition. So two sessions share what two sessions of the trace share, if
+their repetitions use the same version.
 """
 
 from __future__ import annotations
@@ -21,13 +30,16 @@ import heapq
 import itertools
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from benchmarks.session_trace import BLOCK, TracedRequest, block_tokens, read_trace
 from headrace.bench.environment import describe_environment, write_json
 from runtime.cache.manager import CacheManager
 from runtime.client.replica_link import ReplicaLink
@@ -50,6 +62,10 @@ PAGE_SIZE = 16
 ROWS = 256
 CHUNK = 8192
 VOCAB_SIZE = 100_000
+ANY_TOKEN = 7
+
+IntArray = NDArray[np.int32]
+_NO_ANSWER = (np.empty(0, dtype=np.int32), 0)
 
 
 class _Pending:
@@ -61,10 +77,18 @@ class _Pending:
 
 
 class TimedRunner:
-    """A runner that returns the same token for every row and computes a step's duration."""
+    """A runner that returns given tokens and computes a step's duration.
+
+    Attributes:
+        step_s: duration of the last step.
+        answers: the tokens of answers, by the seed of the request; other tokens are `ANY_TOKEN`.
+    """
 
     def __init__(self) -> None:
         self.step_s = 0.0
+        self.answers: dict[int, IntArray] = {}
+        # The answer of each row, and the position of its first token.
+        self._rows: dict[int, tuple[IntArray, int]] = {}
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> _Pending:
         del masks
@@ -73,7 +97,17 @@ class TimedRunner:
             num_prompt / PROMPT_TOKENS_PER_S, DECODE_STEP_S if plan.num_decodes else 0.0
         )
         self.step_s += plan.num_decodes * ROW_S
-        return _Pending(StepResult(np.full(len(plan.sample_rows), 7, dtype=np.int32)))
+        for join in plan.joins:
+            self._rows.pop(join.row, None)
+            if (answer := self.answers.get(join.spec.sampling.seed or 0)) is not None:
+                self._rows[join.row] = answer, join.num_prompt
+        lengths = (plan.start_lens + plan.query_lens)[plan.samples].tolist()
+        tokens = np.full(len(lengths), ANY_TOKEN, dtype=np.int32)
+        for index, (row, length) in enumerate(zip(plan.sample_rows.tolist(), lengths, strict=True)):
+            answer, num_prompt = self._rows.get(row, _NO_ANSWER)
+            if length - num_prompt < len(answer):
+                tokens[index] = answer[length - num_prompt]
+        return _Pending(StepResult(tokens))
 
 
 @dataclass
@@ -84,16 +118,20 @@ class Turn:
         prompt: token ids.
         reusable: number of tokens at its beginning that an earlier request of the fleet also had.
         num_output: tokens to generate.
+        pause_s: seconds between the answer and the next turn.
+        answer: the first tokens to generate; those after them are `ANY_TOKEN`.
     """
 
-    prompt: list[int]
+    prompt: IntArray
     reusable: int
     num_output: int
+    pause_s: float
+    answer: IntArray | None = None
 
 
 @dataclass
 class Session:
-    """An agent's conversation, which yields one turn at a time."""
+    """An agent's conversation, drawn from a seed, which yields one turn at a time."""
 
     draw: random.Random
     system: list[int]
@@ -118,8 +156,10 @@ class Session:
             prompt = conversation + added
             num_output = 1 + int(self.draw.lognormvariate(4.4, 0.7))
             self.history.append(prompt)
-            yield Turn(prompt, reusable, num_output)
-            conversation = prompt + [7] * num_output
+            # A tool runs for a few seconds before the next turn.
+            pause_s = self.draw.expovariate(1 / 3)
+            yield Turn(np.array(prompt, dtype=np.int32), reusable, num_output, pause_s)
+            conversation = prompt + [ANY_TOKEN] * num_output
             # The answer's last token is never computed.
             reusable = len(conversation) - 1
 
@@ -202,14 +242,16 @@ class Fleet:
 
     def send(self, now: float, turn: Turn, then: Any) -> None:
         """Send a request; `then(when)` is called when its answer is complete."""
-        ids = np.array(turn.prompt, dtype=np.int32).tobytes()
+        ids = turn.prompt.tobytes()
         link = self.router.choose(ids, "")
         replica = self.replicas[link.rank]
         link.num_in_flight += 1
         self.num_requests[link.rank] += 1
         request_id = next(self._ids)
         self.waiting[request_id] = (replica, now, turn, then)
-        sampling = SamplingParams(max_new_tokens=turn.num_output, seed=1, ignore_eos=True)
+        if turn.answer is not None:
+            replica.runner.answers[request_id] = turn.answer
+        sampling = SamplingParams(max_new_tokens=turn.num_output, seed=request_id, ignore_eos=True)
         spec = RequestSpec(row=RowSpec(sampling=sampling))
         link.send(GenerateRequest(request_id=request_id, input_ids=ids, spec=spec, arrival=now))
         if not replica.is_busy:
@@ -240,28 +282,89 @@ class Fleet:
         for request_id in ended:
             _, _, _, then = self.waiting.pop(request_id)
             replica.link.num_in_flight -= 1
+            replica.runner.answers.pop(request_id, None)
             then(now)
         self._step(replica, now)
 
 
+class TracedSessions:
+    """The sessions of a trace, repeated as the module says."""
+
+    def __init__(self, sessions: list[list[TracedRequest]], num_versions: int, block: int) -> None:
+        """Find what the sessions share.
+
+        Args:
+            sessions: the requests of each session.
+            num_versions: number of versions of each shared text.
+            block: number of tokens of a block of the trace.
+        """
+        self._sessions = sessions
+        self._num_versions = num_versions
+        self._block = block
+        num_with: Counter[int] = Counter()
+        for session in sessions:
+            num_with.update({each for turn in session for each in _all_ids(turn)})
+        self._num_ids = max(num_with) + 1
+        self._is_shared = np.zeros(self._num_ids, dtype=bool)
+        self._is_shared[[each for each, count in num_with.items() if count > 1]] = True
+        # Numbers of all blocks that the fleet has had.
+        self._seen: set[int] = set()
+
+    def start_s(self, number: int, ramp_s: float) -> float:
+        """Return when session `number` begins: the repetitions begin within `ramp_s`."""
+        copy, index = divmod(number, len(self._sessions))
+        shift_s = random.Random(copy).uniform(0, ramp_s) if copy else 0.0
+        return shift_s + self._sessions[index][0].timestamp / 1000
+
+    def turns(self, number: int) -> Iterator[Turn]:
+        """Yield each turn of session `number`; numbers above those of the trace repeat it."""
+        copy, index = divmod(number, len(self._sessions))
+        session = self._sessions[index]
+        for request, following in zip(session, [*session[1:], None], strict=True):
+            ids = self._numbered(request.hash_ids, copy)
+            answer_ids = self._numbered(request.answer_hash_ids, copy)
+            length, block = request.input_length, self._block
+            whole = length // block
+            prompt = block_tokens(ids, block, VOCAB_SIZE)[:length]
+            answered = block_tokens(answer_ids, block, VOCAB_SIZE)
+            # The answer's first block begins with the tokens of the prompt's partial block.
+            partial = min(length - whole * block, len(answered))
+            prompt[whole * block : whole * block + partial] = answered[:partial]
+            num_seen = next((n for n in range(whole) if ids[n] not in self._seen), whole)
+            # The last token of a prompt is always computed.
+            reusable = min(num_seen * block, length - 1)
+            self._seen.update(ids[:whole])
+            pause_s = following.delay / 1000 if following else 0.0
+            yield Turn(prompt, reusable, request.output_length, pause_s, answered[partial:])
+            # The answer's last token is never computed.
+            self._seen.update(answer_ids[: (length + request.output_length - 1) // block - whole])
+
+    def _numbered(self, ids: list[int], copy: int) -> list[int]:
+        """Return the numbers of blocks in one repetition."""
+        numbers = np.array(ids, dtype=np.int64)
+        version = np.where(
+            self._is_shared[numbers], copy % self._num_versions, self._num_versions + copy
+        )
+        found: list[int] = (numbers + self._num_ids * version).tolist()
+        return found
+
+
+def _all_ids(request: TracedRequest) -> list[int]:
+    return request.hash_ids + request.answer_hash_ids
+
+
 def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run all sessions with one method of routing."""
-    draw = random.Random(0)
-    kinds = [
-        [draw.randrange(VOCAB_SIZE) for _ in range(options.system_len)]
-        for _ in range(options.kinds)
-    ]
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(options, method, Path(folder))
-        for number in range(options.sessions):
-            own = random.Random(number)
-            session = Session(own, kinds[number % len(kinds)], options.turns, number % 16 == 0)
-            _talk(fleet, session, own.uniform(0, options.ramp))
+        for start_s, turns in _sessions(options):
+            _talk(fleet, turns, start_s)
         fleet.run()
     order = sorted(fleet.first_token_s)
     return {
         "method": method,
         "requests": len(order),
+        "prompt_tokens": fleet.prompt_tokens,
         "cached": fleet.cached_tokens / fleet.prompt_tokens,
         "of_reusable": fleet.cached_tokens / fleet.reusable_tokens,
         "first_token_ms": {
@@ -273,27 +376,45 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _talk(fleet: Fleet, session: Session, start: float) -> None:
-    turns = session.turns()
+def _sessions(options: argparse.Namespace) -> Iterator[tuple[float, Iterator[Turn]]]:
+    """Yield when each session begins, and its turns."""
+    if options.sessions is not None:
+        trace = read_trace(options.sessions)
+        traced = TracedSessions(trace, options.kinds, options.block_size)
+        for number in range(options.num_sessions):
+            yield traced.start_s(number, options.ramp), traced.turns(number)
+        return
+    draw = random.Random(0)
+    kinds = [
+        [draw.randrange(VOCAB_SIZE) for _ in range(options.system_len)]
+        for _ in range(options.kinds)
+    ]
+    for number in range(options.num_sessions):
+        own = random.Random(number)
+        session = Session(own, kinds[number % len(kinds)], options.turns, number % 16 == 0)
+        yield own.uniform(0, options.ramp), session.turns()
 
+
+def _talk(fleet: Fleet, turns: Iterator[Turn], start_s: float) -> None:
     def go_on(now: float) -> None:
         turn = next(turns, None)
         if turn is not None:
-            # A tool runs for a few seconds before the next turn.
-            pause = session.draw.expovariate(1 / 3)
-            fleet.at(now, lambda when: fleet.send(when, turn, lambda end: go_on(end + pause)))
+            pause_s = turn.pause_s
+            fleet.at(now, lambda when: fleet.send(when, turn, lambda end: go_on(end + pause_s)))
 
-    fleet.at(start, go_on)
+    fleet.at(start_s, go_on)
 
 
 def main() -> None:
     """Print a row for each way of routing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, default=64)
-    parser.add_argument("--sessions", type=int, default=512)
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--kinds", type=int, default=8, help="different system texts")
-    parser.add_argument("--system-len", type=int, default=4000)
+    parser.add_argument("--sessions", type=Path, help="a trace; without it, sessions are drawn")
+    parser.add_argument("--block-size", type=int, default=BLOCK, help="tokens of a trace's block")
+    parser.add_argument("--num-sessions", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=24, help="of a drawn session")
+    parser.add_argument("--kinds", type=int, default=8, help="different system texts, or versions")
+    parser.add_argument("--system-len", type=int, default=4000, help="of a drawn session")
     parser.add_argument("--pool-tokens", type=int, default=400_000, help="KV pool of a replica")
     parser.add_argument("--ramp", type=float, default=60, help="seconds in which sessions begin")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
