@@ -16,10 +16,11 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(
-        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1", plain=True
-    ) as server:
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server of two ranks; of a test with the parameter "front", it is a command."""
+    args = ("--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1")
+    plain = "front" in request.node.name
+    with ServerProcess(*args, plain=plain) as server:
         yield server
 
 
