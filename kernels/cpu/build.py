@@ -8,6 +8,7 @@ sets. So several machines can share a cache folder: each loads a library for its
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -16,8 +17,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +28,49 @@ _SOURCE_DIR = Path(__file__).parent
 # The instruction set. Tests and benchmarks set that of other CPUs: `x86-64-v3` is AVX2.
 _MARCH = os.environ.get("HEADRACE_MARCH", "native")
 _FLAGS = ("-std=c++20", "-O3", f"-march={_MARCH}", "-pthread", "-fPIC", "-fno-math-errno")
-_TIMEOUT_S = 300.0
+# On two cores that ten other processes used as well, the compilers took 135 s.
+_TIMEOUT_S = 1200.0
+# Errors of a machine that lacks processes, memory or descriptors for a moment.
+_PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY})
+_DELAYS_S = (0.1, 0.3, 1.0, 3.0)
+ResultT = TypeVar("ResultT")
 
 
 class BuildError(RuntimeError):
-    """The library could not be built; the message says why."""
+    """The library could not be built; the message says why.
+
+    Attributes:
+        is_passing: whether another attempt may succeed.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        """Store the message."""
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+def insist(attempt: Callable[[], ResultT]) -> ResultT:
+    """Return the result of `attempt`; if a busy machine is the cause of an error, repeat it.
+
+    Without this, a worker that replaces another one on a busy machine could run plain torch instead
+    of the library. Its results have other bits, so the answers that it continues would change.
+
+    Raises:
+        BuildError, OSError: the last error of `attempt`.
+    """
+    for delay_s in _DELAYS_S:
+        try:
+            return attempt()
+        except (BuildError, OSError) as error:
+            if not _is_passing(error):
+                raise
+            logger.warning("The CPU kernels are not available yet: %s. Trying again.", error)
+        time.sleep(delay_s)
+    return attempt()
+
+
+def _is_passing(error: BuildError | OSError) -> bool:
+    return error.is_passing if isinstance(error, BuildError) else error.errno in _PASSING
 
 
 def library_dir() -> Path:
@@ -73,7 +114,8 @@ def build(folder: Path = _SOURCE_DIR) -> Path:
                 with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
                     _compile(compiler, sources, Path(work), target)
     except OSError as error:
-        raise BuildError(f"cannot build in {target.parent}: {error}") from error
+        message = f"cannot build in {target.parent}: {error}"
+        raise BuildError(message, is_passing=_is_passing(error)) from error
     return target
 
 
@@ -120,23 +162,33 @@ def _compile(compiler: str, sources: list[Path], work: Path, target: Path) -> No
 
 def _wait(processes: list[subprocess.Popen[str]]) -> None:
     failures = []
+    was_killed = False
     for process in processes:
         try:
             output, _ = process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            output, _ = process.communicate()
+            process.communicate()
             failures.append("the compiler took too long")
+            continue
         if process.returncode != 0:
             failures.append(output.strip()[-500:] or f"exit status {process.returncode}")
+            # A system that runs out of memory kills the compiler, or a part that it has started.
+            was_killed |= process.returncode < 0 or "Killed signal" in output
     if failures:
-        raise BuildError(f"the compiler failed: {failures[0]}")
+        raise BuildError(f"the compiler failed: {failures[0]}", is_passing=was_killed)
 
 
 def _key(compiler: str, folder: Path) -> str:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-    )
+    try:
+        version = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler} does not tell its version: {error}") from error
+    if version.returncode < 0:
+        # Without the whole version, the key would be that of another library.
+        raise BuildError(f"{compiler} was killed", is_passing=True)
     parts = [*_FLAGS, version.stdout, platform.machine(), _cpu_flags()]
     for path in sorted((*folder.glob("*.cpp"), *folder.glob("*.h"))):
         parts += [path.name, path.read_text(encoding="utf-8")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu.build import BuildError, build
+from kernels.cpu.build import BuildError, build, insist
 from kernels.kv_forms import KV_FORMS
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def kept_number(cache: torch.dtype, dtype: torch.dtype, head_dim: int) -> int | 
 def _load() -> ctypes.CDLL | str:
     """Return the library, or the reason why it is missing, which is logged once."""
     try:
-        library = _bind(build())
+        library = insist(lambda: _bind(build()))
     except (BuildError, OSError) as error:
         logger.warning(
             "No C++ kernels: %s. Plain torch runs instead; expect a fraction of the speed on CPU.",

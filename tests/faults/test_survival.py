@@ -37,8 +37,13 @@ class Served:
 
     def check(self, how: str) -> None:
         resumed = self.num_resumed()
-        assert differences(self.undisturbed, self.run(how)) == []
+        found = differences(self.undisturbed, self.run(how))
+        assert found == [], self.kernels()
         assert self.num_resumed() > resumed, "nothing was in flight"
+
+    def kernels(self) -> str:
+        """Return what the workers logged about their kernels, on which the bits depend."""
+        return "\n".join(line for line in self.server.lines if "ernels" in line)
 
     def num_resumed(self) -> float:
         lines = self.server.client.get("/metrics").text.splitlines()

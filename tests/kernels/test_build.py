@@ -1,5 +1,6 @@
 """The C++ library: its build and cache, life without a compiler, other instruction sets."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -101,6 +102,74 @@ print(path)
     num_builds = sum(errors.count("Compiling the CPU kernels") for _, errors in said)
     assert 1 <= num_builds <= most
     assert [str(left) for left in (tmp_path / "headrace").iterdir()] == [path]
+
+
+REFUSED_TWICE = """
+import subprocess
+real = subprocess.run
+refusals = [OSError(errno.ENOMEM, "memory"), BlockingIOError(errno.EAGAIN, "processes")]
+def run(*args, **options):
+    if refusals:
+        raise refusals.pop()
+    return real(*args, **options)
+subprocess.run = run
+"""
+# A compiler that is killed when it is first started with `argument`.
+KILLED_ONCE = """#!/bin/sh
+case "$*" in
+*{argument}*) if mkdir "{folder}/was-killed" 2> /dev/null; then kill -9 $$; fi ;;
+esac
+exec {compiler} "$@"
+"""
+
+
+def killed_once(folder: Path, argument: str) -> str:
+    """Write such a compiler; return a PATH on which it is the first."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    written = folder / "g++"
+    written.write_text(KILLED_ONCE.format(argument=argument, folder=folder, compiler=compiler))
+    written.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["refused", "killed"])
+def test_a_new_process_on_a_busy_machine_loads_the_same_library(tmp_path, how):
+    """Otherwise a worker continues the answers of its predecessor with other kernels."""
+    code = f"""
+import errno
+{REFUSED_TWICE if how == "refused" else ""}
+from kernels.cpu import build, library
+print(library.unavailable(), build.build())
+"""
+    path = killed_once(tmp_path, "--version") if how == "killed" else os.environ["PATH"]
+    said = run_python(code, PATH=path)
+    assert said.splitlines()[0] == f"None {build_module.build()}"
+    assert (tmp_path / "was-killed").exists() == (how == "killed")
+
+
+@needs_compiler
+def test_a_compiler_that_was_killed_is_started_again(tmp_path, sources, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", killed_once(tmp_path, "-shared"))
+    with pytest.raises(build_module.BuildError):
+        build_module.build(sources)
+    (tmp_path / "was-killed").rmdir()
+    built = build_module.insist(lambda: build_module.build(sources))
+    assert ctypes.CDLL(built).answer() == 42
+    assert (tmp_path / "was-killed").exists()
+
+
+def test_a_lasting_error_of_the_build_is_raised_at_once():
+    attempts = []
+
+    def attempt() -> None:
+        attempts.append(1)
+        raise build_module.BuildError("broken")
+
+    with pytest.raises(build_module.BuildError, match="broken"):
+        build_module.insist(attempt)
+    assert len(attempts) == 1
 
 
 def test_without_a_compiler_everything_still_runs(tmp_path):
