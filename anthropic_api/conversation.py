@@ -69,7 +69,8 @@ def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionReques
     """Return a chat request made from the fields that determine the prompt.
 
     Raises:
-        InvalidRequest: see `chat_request`.
+        InvalidRequest: a chat request cannot express a part of the request. The message names the
+            position of the part.
     """
     for name in ("mcp_servers", "container"):
         if getattr(request, name):

@@ -38,7 +38,8 @@ def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatComplet
     """Return the chat request for `/api/generate`: a system message, if any, and a user message.
 
     Raises:
-        InvalidRequest: see `chat_of_messages`; or a feature needs another kind of model.
+        InvalidRequest: there are images but the model takes none, `format` is invalid, or a feature
+            needs another kind of model.
     """
     for name in ("suffix", "template", "context"):
         if getattr(request, name):

@@ -423,7 +423,7 @@ def load_chat_template(
     Args:
         option: the option's value: a file, a name of `NAMED_TEMPLATES`, or a template's source.
         own: the tokenizer's template, or several by name.
-        special_tokens: see `ChatTemplate`.
+        special_tokens: `bos_token`, `eos_token` and the like, for those that exist.
 
     Returns:
         `None` if the model has no template; then only `/v1/completions` and `/generate` serve the

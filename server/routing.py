@@ -39,7 +39,8 @@ class RouteMatch:
         access: the credential that the route requires.
         dialect: the API whose error format is used.
         endpoint: returns the ASGI application that answers a request: a response, files or a page.
-        serves_tenants: see `AccessRouter`.
+        serves_tenants: whether tenants (owners of keys in `--api-keys-file`) may use the route even
+            if it requires the admin key.
     """
 
     path: str | None
@@ -76,7 +77,8 @@ class RouteTable:
             route: the route to match and to run.
             access: the credential that it requires.
             dialect: the API whose error format is used. Native routes below `/v1/` use OpenAI's.
-            serves_tenants: see `AccessRouter`.
+            serves_tenants: whether tenants (owners of keys in `--api-keys-file`) may use the route
+                even if it requires the admin key.
 
         Raises:
             TypeError: a route of this kind, or with this declaration, is not supported.

@@ -396,7 +396,10 @@ class StreamExecutor:
     # ---- readers of its streams ----
 
     def add_reader(self) -> None:
-        """Count one more reader of the program's stream."""
+        """Count one more reader of the program's stream.
+
+        The program is cancelled when its last reader leaves early (`drop_reader`).
+        """
         with self.family.lock:
             self._num_readers += 1
 

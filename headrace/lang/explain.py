@@ -215,7 +215,14 @@ def _request(row: _Row) -> str:
 
 
 def _token(entry: Sequence[Any]) -> str:
-    """Format a token as HTML; a redder background means less probable, a tooltip has the number."""
+    """Format a token as HTML; its background is redder, the less probable the token was.
+
+    A tooltip shows the probability in percent.
+
+    Args:
+        entry: the token's log-probability or `None`, its id, and perhaps its text, as in
+            `output_token_logprobs` of `/generate`.
+    """
     logprob, token_id, *rest = entry
     shown = rest[0] if rest and isinstance(rest[0], str) else f"[{token_id}]"
     if logprob is None:

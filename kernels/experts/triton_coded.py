@@ -1,7 +1,7 @@
-"""Experts in 4-bit or 8-bit codes on a GPU; the two grouped products decode the weights.
+"""Experts with weights quantized to 4 or 8 bits (codes) on a GPU; the products decode them.
 
 The rows of all experts form one matrix in the layout of `kernels.group_linear.triton`. An expert's
-weight begins at a row of this matrix, and its products are those of a linear layer in codes. If
+weight begins at a row of this matrix, and its products are those of a quantized linear layer. If
 experts have many tokens, their codes are converted to 16-bit numbers in memory, some experts at a
 time.
 
@@ -189,7 +189,7 @@ def stages_of(tile: Tile, form: Form, halves: int, itemsize: int, shared: Shared
 
 
 class CodedExperts(ExpertsInCodes[PackedCodes]):
-    """Experts in 4-bit or 8-bit codes with scales per group of columns.
+    """Experts with weights quantized to 4 or 8 bits (codes), with scales per group of columns.
 
     Attributes:
         slice_bytes: most bytes of 16-bit weights that are converted from codes at a time.
@@ -200,7 +200,15 @@ class CodedExperts(ExpertsInCodes[PackedCodes]):
     def __init__(
         self, gate_up: PackedCodes, down: PackedCodes, num_experts: int, *, is_invariant: bool
     ) -> None:
-        """Keep the packed codes of all experts; see `pack` for the other arguments."""
+        """Keep the packed weights of all experts.
+
+        Args:
+            gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
+                gate before those of its up.
+            down: `[num_experts * hidden_size, intermediate_size]`.
+            num_experts: number of experts on this rank.
+            is_invariant: whether a token's result must have the same bits in every batch.
+        """
         super().__init__(gate_up, down, num_experts, down.columns)
         self._is_invariant = is_invariant
 
@@ -270,15 +278,16 @@ class CodedExperts(ExpertsInCodes[PackedCodes]):
 def pack(
     gate_up: Grouped, down: Grouped, num_experts: int, *, is_invariant: bool
 ) -> CodedExperts | None:
-    """Pack the codes of all experts for the kernels; `None` if no kernel supports their groups.
+    """Pack the quantized weights of all experts for the kernels.
+
+    Returns `None` if no kernel supports their groups, or if columns are permuted (act order).
 
     Args:
         gate_up: `[num_experts * 2 * intermediate_size, hidden_size]`, the rows of each expert's
-            gate before those of its up. Columns must be in the order of the matrix.
-        down: `[num_experts * hidden_size, intermediate_size]`, with columns in the order of the
-            matrix.
+            gate before those of its up.
+        down: `[num_experts * hidden_size, intermediate_size]`.
         num_experts: number of experts on this rank.
-        is_invariant: whether a row's result must have the same bits in every batch.
+        is_invariant: whether a token's result must have the same bits in every batch.
     """
     if gate_up.order is not None or down.order is not None:
         return None

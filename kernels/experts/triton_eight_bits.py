@@ -181,7 +181,7 @@ class EightBitMatrix:
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, rounding: Rounding | None) -> None:
-        """Keep codes and scales; see the attributes."""
+        """Keep the arguments, which are the attributes of the same names."""
         self.codes, self.rounding = codes, rounding
         self.scales = scales.t().contiguous().t()
 

@@ -1,6 +1,6 @@
-"""Matrix products in 8 bits: weights are codes times scales, and activations are rounded to codes.
+"""Matrix products in 8 bits: weights and activations are quantized to codes, which have scales.
 
-Codes are 8-bit floats (E4M3) or whole numbers (int8).
+Codes are 8-bit floats (E4M3) or integers (int8); a code times its scale is the number.
 
 A scale of the weight belongs to a block of the matrix: the whole matrix, a row, or 128x128 numbers.
 A scale of activations belongs to a token or to a group of a token's columns, or it is given by the
@@ -68,7 +68,7 @@ class Blocks:
 
 
 def unavailable(codes: torch.dtype = CODES) -> str:
-    """Return why the GPU has no products of such codes; empty if it has them."""
+    """Return why the GPU cannot multiply codes of this dtype; empty if it can."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     major, minor = torch.cuda.get_device_capability()
@@ -174,9 +174,10 @@ class RoundedLinear(PackedLinear):
 
 
 class IntegerLinear(PackedLinear):
-    """Products of int8 codes on a CPU. Sums of whole numbers are exact, and are scaled once.
+    """A linear layer with int8 weights and activations on a CPU.
 
-    Several matrices may be stacked; each may round activations in its own way.
+    Sums of integers are exact, and are multiplied by their scales once. Several matrices may be
+    stacked; each may round activations in its own way.
     """
 
     implementation = "torch"

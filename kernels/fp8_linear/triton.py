@@ -374,7 +374,7 @@ def multiply_blocks(x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor) 
 
 
 class Fp8Linear(PackedLinear):
-    """A weight as codes and scales on a GPU.
+    """A linear layer on a GPU whose weight is quantized to 8 bits: codes (E4M3 or int8) and scales.
 
     New codes are copied into the same memory, because CUDA graphs hold its addresses.
     """

@@ -1,9 +1,9 @@
-"""Matrix products whose weights are in codes; groups of a row's columns share a scale.
+"""Matrix products whose weights are quantized; groups of a row's columns share a scale.
 
-A number of the weight is `(code - zero) * scale` with a code of 4 or 8 bits, or a 4-bit float
-(E2M1) times a power of two (MXFP4). Activations keep their 16 or 32 bits. Weights stay in codes in
-memory: GPU kernels convert them inside the product; CPU kernels store and multiply them in GGUF's
-blocks of 32 numbers.
+The quantized form of a number is called its code: an integer of 4 or 8 bits, or a 4-bit float
+(E2M1). An integer stands for `(code - zero) * scale`, a 4-bit float for itself times a power of two
+(MXFP4). Activations keep their 16 or 32 bits. Only the codes and scales are in memory: GPU kernels
+convert them inside the product; CPU kernels store and multiply them in GGUF's blocks of 32 numbers.
 
     weight = Grouped("int4", codes, scales, zeros, group=128)
     product = pack(weight, bias, x.dtype)   # a PackedLinear, or None: no kernel for this form
@@ -48,7 +48,7 @@ _E8M0_BIAS = 127
 
 @dataclass(frozen=True)
 class Grouped:
-    """A matrix of codes, or several matrices that are stacked along the rows.
+    """A quantized matrix (codes and scales), or several such matrices stacked along the rows.
 
     Attributes:
         form: how a code becomes a number.
@@ -58,7 +58,7 @@ class Grouped:
             group; `None` if it is `MIDDLE` in all groups.
         group: number of columns that share a scale; the last group may be shorter.
         order: `[columns]` int64: column `i` of `codes` is column `order[i]` of the matrix. `None`
-            if the columns have the matrix's order.
+            if the columns are in the order of the original matrix (no act order).
     """
 
     form: Form
@@ -85,7 +85,7 @@ class Grouped:
         return self.scales.float()
 
     def numbers(self) -> Tensor:
-        """Return the numbers, `[rows, columns]` float32; columns are in the order of the matrix."""
+        """Return the float32 matrix `[rows, columns]`, with its columns in their original order."""
         place = torch.arange(self.columns, device=self.codes.device) // self.group
         if self.form == "mxfp4":
             found = decode_e2m1(self.codes)
@@ -133,7 +133,7 @@ def code_e2m1(numbers: Tensor) -> Tensor:
 
 
 def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros: bool) -> Grouped:
-    """Round a matrix to codes; the scale of a group follows from its largest and smallest number.
+    """Quantize a matrix; the scale of a group follows from its largest and smallest number.
 
     Args:
         matrix: `[rows, columns]`, a floating dtype.
@@ -179,15 +179,18 @@ def encode(matrix: Tensor, form: Form, group: int, dtype: torch.dtype, *, zeros:
 
 
 class GroupedLinear(PackedLinear):
-    """A product with a matrix of codes, in the layout of an implementation."""
+    """A linear layer with a quantized weight (codes), in the layout of one implementation."""
 
     @abstractmethod
     def codes(self) -> Tensor:
-        """Return the packed codes, `[out_features, in_features]` uint8, in the matrix's order."""
+        """Return the weight's codes, `[out_features, in_features]` uint8, one per byte.
+
+        Their columns are in the order that the packed `Grouped` had.
+        """
 
     @abstractmethod
     def replace(self, other: PackedLinear) -> bool:
-        """Copy the codes of another product into our memory; return false if its layout differs.
+        """Copy another layer's weight into our memory; return false if its layout differs.
 
         The memory stays the same because CUDA graphs hold its addresses.
         """
@@ -207,7 +210,7 @@ class GroupLinearKernels(Protocol):
     def pack(
         self, weight: Grouped, bias: Tensor | None, dtype: torch.dtype
     ) -> GroupedLinear | None:
-        """Pack a matrix of codes; see `kernels.group_linear.pack`."""
+        """Return a linear layer with a quantized weight; see `kernels.group_linear.pack`."""
 
 
 GROUP_LINEAR: Table[GroupLinearKernels] = Table(
@@ -224,10 +227,10 @@ GROUP_LINEAR: Table[GroupLinearKernels] = Table(
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> GroupedLinear | None:
-    """Pack a matrix of codes for products; `None` if no kernel of the device supports its form.
+    """Return a linear layer with a quantized weight; `None` if the device has no kernel for it.
 
     Args:
-        weight: the matrix of codes. Drop it afterwards, or both layouts stay in memory.
+        weight: the quantized matrix. Drop it afterwards, or both layouts stay in memory.
         bias: `[rows]`, or `None`.
         dtype: dtype of the activations.
     """

@@ -1,4 +1,4 @@
-"""Products with codes by the CPU's kernels for stored blocks of 32 numbers.
+"""Linear layers with quantized weights (codes) on a CPU, whose kernels take blocks of 32 numbers.
 
 The blocks have GGUF's types. `q4_0` has a scale and codes around 8, `q4_1` a scale and a minimum,
 `q8_0` and `mxfp4` a scale. Scales are float16, except those of `mxfp4`. A product rounds each row
@@ -18,7 +18,7 @@ _BLOCK = 32
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> "BlocksLinear | None":
-    """Pack codes as blocks; `None` if blocks cannot hold the numbers.
+    """Return a linear layer whose codes are packed in blocks; `None` if blocks cannot hold them.
 
     See `kernels.group_linear.pack`.
 
@@ -58,7 +58,7 @@ def _blocks(weight: Grouped) -> StoredMatrix | None:
 
 
 class BlocksLinear(GroupedLinear):
-    """A product with a weight in blocks of 32 numbers.
+    """A linear layer whose quantized weight is stored in blocks of 32 numbers.
 
     The order of the weight's columns may differ from that of the input.
     """
@@ -68,7 +68,15 @@ class BlocksLinear(GroupedLinear):
     def __init__(
         self, stored: StoredMatrix, columns: int, bias: Tensor | None, order: Tensor | None
     ) -> None:
-        """Pack the blocks; `order` has the meaning that it has in `Grouped`."""
+        """Pack the blocks.
+
+        Args:
+            stored: the blocks.
+            columns: number of the weight's columns.
+            bias: `[rows]`, or `None`.
+            order: `[columns]` int64: column `i` of the blocks multiplies column `order[i]` of the
+                input. `None` if the columns are in their original order.
+        """
         super().__init__(columns, stored.out_features)
         self._order = order
         self._product: QuantizedLinear = pack_stored([stored], columns, bias)

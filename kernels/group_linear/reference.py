@@ -1,4 +1,7 @@
-"""Products with codes that are also kept as float32, in 4 further bytes per number."""
+"""Linear layers with quantized weights (codes) on any device, by plain products in float32.
+
+Each weight takes 4 bytes of memory besides its code.
+"""
 
 import torch
 from torch import Tensor
@@ -9,12 +12,12 @@ from kernels.linear import pack as pack_plain
 
 
 class CodesLinear(GroupedLinear):
-    """The codes, and the float32 matrix that they represent."""
+    """A linear layer that keeps its quantized weight (codes) and multiplies by a float32 copy."""
 
     implementation = "reference"
 
     def __init__(self, weight: Grouped, bias: Tensor | None) -> None:
-        """Convert the codes to float32 and pack the result."""
+        """Convert the quantized weight to float32 and pack it for products."""
         super().__init__(weight.columns, weight.rows)
         self._codes = weight.codes
         self._product = pack_plain(weight.numbers(), None if bias is None else bias.float())
@@ -38,5 +41,5 @@ class CodesLinear(GroupedLinear):
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> CodesLinear:  # noqa: ARG001
-    """Pack a matrix of codes of any form; see `kernels.group_linear.pack`."""
+    """Return a linear layer whose weight has any form; see `kernels.group_linear.pack`."""
     return CodesLinear(weight, bias)

@@ -1,4 +1,4 @@
-"""Products with codes on a GPU.
+"""Linear layers with quantized weights (codes) on a GPU.
 
 For up to `MAX_TOKENS` tokens, a kernel of ours reads the codes once for every 64 tokens and
 converts them to numbers in registers. For more tokens, the matrix is converted to 16-bit numbers in
@@ -51,7 +51,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class PackedCodes:
-    """The codes of a matrix in the layout of the kernels.
+    """A quantized matrix (codes, scales and zero points) in the layout of the kernels.
 
     Attributes:
         form: how a code becomes a number.
@@ -124,7 +124,7 @@ class PackedCodes:
         return self.codes, self.words, self.row_scales, zeros
 
     def grouped(self) -> Grouped:
-        """Return the codes as they were packed, except that 32-bit scales are now 16-bit."""
+        """Return the matrix as it was before `pack_codes`; scales of 32 bits are now of 16 bits."""
         bits = BITS[self.form]
         fields = [(self.codes >> shift) & (2**bits - 1) for shift in range(0, 16, bits)]
         codes = torch.cat(fields, -1).to(torch.uint8)
@@ -138,7 +138,7 @@ class PackedCodes:
 
 
 def pack_codes(weight: Grouped) -> PackedCodes | None:
-    """Lay codes out in planes of 32 columns; `None` if the kernels do not support the groups.
+    """Return a quantized matrix in the kernels' layout; `None` if they do not support its groups.
 
     `kernels.group_linear.triton_codes` describes the layout.
     """
@@ -348,7 +348,7 @@ def multiply_many(
 
 
 class TritonGroupedLinear(GroupedLinear):
-    """A weight as codes on a GPU.
+    """A linear layer with a quantized weight (codes) on a GPU.
 
     New codes are copied into the same memory, because CUDA graphs hold its addresses.
     """
@@ -393,7 +393,7 @@ class TritonGroupedLinear(GroupedLinear):
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> TritonGroupedLinear | None:
-    """Pack a matrix of codes for the kernels; see `kernels.group_linear.pack`."""
+    """Return a linear layer with a quantized weight; see `kernels.group_linear.pack`."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
     packed = pack_codes(weight)

@@ -1,4 +1,6 @@
-"""The kernels of `kernels.group_linear.triton`, which convert codes to numbers in registers.
+"""The kernels of `kernels.group_linear.triton`: products that convert quantized weights (codes).
+
+Codes become floats in registers, so the float matrix is never in memory.
 
 A matrix is stored in blocks of columns, all rows of a block one after the other: `[blocks, rows,
 32]` 16-bit words. A word holds the codes of columns that are 32 apart, four 4-bit codes or two

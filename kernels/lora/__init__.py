@@ -56,12 +56,15 @@ class TokenSlots:
 
 
 def bank_width(in_features: int, parts: Sequence[LoraPart]) -> int:
-    """Return how many numbers one rank of an adapter has for a product; see `LoraBank`."""
+    """Return how many numbers one rank of an adapter has for a product.
+
+    They are one row of A for each part, and one column of B for each part.
+    """
     return len(parts) * in_features + sum(part.num_rows for part in parts)
 
 
 class LoraBank(ABC):
-    """The matrices A and B that adapters add to one linear layer, for all slots.
+    """The LoRA matrices A and B of one linear layer, for all adapters in device memory.
 
     A part is one of the projections that the layer's weight joins, such as q, k and v.
 
@@ -136,7 +139,7 @@ class LoraKernels(Protocol):
     def make_bank(
         self, memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
     ) -> LoraBank:
-        """Make the bank of a product; see `kernels.lora.make_bank`."""
+        """Return a bank of this implementation; see `kernels.lora.make_bank`."""
 
 
 LORA: Table[LoraKernels] = Table(
@@ -157,9 +160,14 @@ def make_bank(
     parts: Sequence[LoraPart],
     implementation: str | None = None,
 ) -> LoraBank:
-    """Make the bank that adds adapters to one product.
+    """Return the bank of one linear layer: A and B of all adapters, and kernels that add them.
 
-    The arguments are those of `LoraBank`.
+    Args:
+        memory: `[num_slots, max_rank, width]`, A and B in the layout of `LoraBank.memory`.
+        ranks: `[num_slots]` int32, the LoRA rank of the adapter in each slot.
+        in_features: columns of the layer's weight.
+        parts: the projections that the layer's weight joins, in the order of their rows.
+        implementation: name in `LORA`; `None` for the fastest on the device.
 
     Raises:
         ValueError: `implementation` is unknown.

@@ -35,5 +35,5 @@ class TorchBank(LoraBank):
 def make_bank(
     memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
 ) -> LoraBank:
-    """Make the bank of a product; see `kernels.lora.make_bank`."""
+    """Return the bank (A and B of all adapters) of a linear layer; see `kernels.lora.make_bank`."""
     return TorchBank(memory, ranks, in_features, parts)

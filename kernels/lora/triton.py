@@ -467,5 +467,5 @@ def fitted(cut: Cut, ranks: int, size: int, dtype: torch.dtype, room: SharedMemo
 def make_bank(
     memory: Tensor, ranks: Tensor, in_features: int, parts: Sequence[LoraPart]
 ) -> LoraBank:
-    """Make the bank of a product; see `kernels.lora.make_bank`."""
+    """Return the bank (A and B of all adapters) of a linear layer; see `kernels.lora.make_bank`."""
     return TritonBank(memory, ranks, in_features, parts)

@@ -39,6 +39,8 @@ class Tile:
 def takes_long_chunks(head_dim: int, load: float) -> bool:
     """Whether decode is faster with half as many programs on longer chunks.
 
+    A chunk is a part of a sequence's keys that one program reads.
+
     Args:
         head_dim: elements of a key's head.
         load: number of decoding sequences times key heads, per multiprocessor. At a high load,
@@ -53,8 +55,9 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float, kept_bytes: int
     Args:
         dtype: dtype of the queries.
         block_dim: elements of a head, rounded up to a power of two.
-        load: see `takes_long_chunks`; 0 if chunks are short.
-        kept_bytes: bytes of one number of a key in the KV cache.
+        load: number of decoding sequences times key heads, per multiprocessor; 0 if the step reads
+            shared prefixes, because then each program reads few keys.
+        kept_bytes: size in bytes of one element of the KV cache.
     """
     if block_dim > MEASURED_DIM:
         return Tile(16, 4, 2)
@@ -115,7 +118,15 @@ def widest_tile(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
 def extend_tile(
     dtype: torch.dtype, block_dim: int, block_rows: int, room: int, *, short_prompts: bool
 ) -> Tile:
-    """Return the tile of the extend kernel; see `block_rows_of` for the arguments."""
+    """Return the tile of the extend kernel.
+
+    Args:
+        dtype: dtype of the queries.
+        block_dim: elements of a head, rounded up to a power of two.
+        block_rows: query rows of an extend item, from `block_rows_of`.
+        room: bytes of shared memory available to a program.
+        short_prompts: whether queries see only the step's own keys, which are usually few.
+    """
     if block_dim > MEASURED_DIM:
         return widest_tile(dtype, block_dim, room)
     small = block_dim <= 64
@@ -130,7 +141,13 @@ def extend_tile(
 
 
 def prefix_tile(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
-    """Return the tile of the kernel for shared prefixes; its block of keys divides `KEY_GRAIN`."""
+    """Return the tile of the kernel for shared prefixes; its block of keys divides `KEY_GRAIN`.
+
+    Args:
+        dtype: dtype of the queries.
+        block_dim: elements of a head, rounded up to a power of two.
+        room: bytes of shared memory available to a program.
+    """
     if block_dim > MEASURED_DIM:
         return widest_tile(dtype, block_dim, room)
     if dtype is torch.float32 or block_dim > 128:

@@ -50,7 +50,12 @@ class ReasoningParser(Protocol):
     is_reasoning: bool
 
     def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
-        """Begin an output; say whether the prompt ends inside reasoning, and if calls may come."""
+        """Begin with an empty output.
+
+        Args:
+            prompt_is_open: whether the prompt ends inside reasoning.
+            may_call: whether the output may contain tool calls.
+        """
 
     def feed(self, text: str) -> list[SplitText]:
         """Add more output; return its parts of reasoning and answer, in order."""

@@ -70,7 +70,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
         context: the server's context.
 
     Raises:
-        InvalidRequest: see `summarised`.
+        InvalidRequest: the conversation is malformed, or not even its end fits the context.
     """
     try:
         made = await summarised(request, items, context)

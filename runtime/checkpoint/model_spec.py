@@ -154,7 +154,7 @@ class SharedState:
     """The state of a layer that reads the keys and values of another layer.
 
     Attributes:
-        layer_idx: index of that layer.
+        layer_idx: index of the layer whose keys and values are read.
     """
 
     layer_idx: int

@@ -138,7 +138,7 @@ class FrontExtra:
         return 0
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
-        """Return an empty answer of this extra for a sample."""
+        """Return this extra's answer for a sample; it has no data until `add` is called."""
         raise NotImplementedError
 
 
@@ -177,5 +177,5 @@ def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
 
 
 def answers_of(extras: Sequence[ExtraSpec], sample: AnsweredSample) -> list[ExtraAnswer]:
-    """Return an empty answer for each extra of a sample."""
+    """Return one answer for each extra of a sample; it has no data until `add` is called."""
     return [front_extra(spec.name).answer(spec, sample) for spec in extras]

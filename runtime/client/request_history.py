@@ -213,7 +213,11 @@ class RequestHistory:
         return found[::-1]
 
     def rid_of(self, request_id: int, tenant: str | None) -> str | None:
-        """Return the `rid` of a request by the engine's id; `None` if the tenant may not see it."""
+        """Return the `rid` (the caller's name) of a request, given the engine's number for it.
+
+        Returns `None` if the request is not in the history or belongs to another tenant. With
+        `tenant=None`, requests of all tenants are visible.
+        """
         trace = self._running.get(request_id) or self._ended.get(request_id)
         if trace is None or tenant not in (None, trace.name[0]):
             return None

@@ -100,7 +100,8 @@ class XGrammarBackend:
             tokenizer_folder: folder of the tokenizer.
             vocab_size: width of the logits.
             eos_token_ids: token ids that end an output.
-            compile_again_s: see `_COMPILE_AGAIN_S`.
+            compile_again_s: CPU time in seconds. A grammar that compiles faster is sent as text,
+                and the worker compiles it again.
         """
         self._compile_again_s = compile_again_s
         backend = Tokenizer.from_folder(tokenizer_folder, encodes=False).backend

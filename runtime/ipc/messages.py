@@ -67,19 +67,26 @@ class GenerateRequest(_Message, frozen=True):
 
 
 class AbortRequests(_Message, frozen=True):
-    """Stop these requests; each of them still gets its final message."""
+    """Tells the scheduler to stop these requests; each of them still gets its final message."""
 
     request_ids: list[int]
 
 
 class AbortAll(_Message, frozen=True):
-    """Stop all requests, running or waiting; `message` is reported as the reason."""
+    """Tells the scheduler to stop all requests, running or waiting.
+
+    Attributes:
+        message: the reason that is reported to the callers.
+    """
 
     message: str = "Aborted"
 
 
 class StopHit(_Message, frozen=True):
-    """The detokenizer found a stop string in these requests: the scheduler drops them silently."""
+    """Tells the scheduler to drop requests because the detokenizer found a stop string in them.
+
+    The scheduler sends no final message, because the detokenizer has already sent it.
+    """
 
     request_ids: list[int]
 
@@ -107,7 +114,7 @@ class MatchPrefix(_Message, frozen=True):
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far a prompt agrees with the most similar cached prompt.
+    """How far a prompt agrees with the most similar cached prompt; the reply to `MatchPrefix`.
 
     Attributes:
         num_tokens: number of common first tokens.
@@ -171,14 +178,17 @@ class StopProfile(_Message, frozen=True):
 
 
 class SlowDown(_Message, frozen=True):
-    """Wait for `seconds` before each step from now on; 0 for no wait."""
+    """Tells the worker to wait for `seconds` before each step from now on; 0 for no wait."""
 
     call_id: int
     seconds: float
 
 
 class FreezeGarbage(_Message, frozen=True):
-    """Collect garbage now, and exclude all remaining objects from later collections."""
+    """Tells a worker to run Python's garbage collection now.
+
+    Later collections skip all objects that remain (`gc.freeze`).
+    """
 
     call_id: int
 
@@ -273,7 +283,9 @@ def refusal(message: str, status_code: int) -> FinishReason:
 
 
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The data that the detokenizer needs before the first token of a request.
+    """Gives the detokenizer what it needs before the first token of a request.
+
+    The fields that are not described here are the request's own parameters.
 
     Attributes:
         prompt_tail: int32 bytes, the last tokens of the prompt, as context of the first text.
@@ -302,7 +314,14 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a request in the scheduler, with the number of its retractions."""
+    """Tells the detokenizer that the scheduler has ended a request and sends no further tokens.
+
+    Attributes:
+        request_id: number of the request.
+        reason: why it ended.
+        num_retractions: how often the request lost its pages of the KV cache and went back to the
+            queue.
+    """
 
     request_id: int
     reason: FinishReason
@@ -310,7 +329,7 @@ class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenDeltas(_Message, frozen=True):
-    """The new tokens of all requests in one step.
+    """Gives the detokenizer the new tokens of all requests in one step.
 
     Attributes:
         starts: requests that appear for the first time.
@@ -332,7 +351,7 @@ class TokenDeltas(_Message, frozen=True):
 
 
 class ResetStreams(_Message, frozen=True):
-    """Forget all requests, because the scheduler that had them has ended."""
+    """Tells the detokenizer to forget all requests, because their scheduler process has ended."""
 
 
 DetokenizerInbound = TokenDeltas | ResetStreams
@@ -349,14 +368,15 @@ class BeginTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The new text of one request.
+    """The new text of one request, sent by the detokenizer to the front process.
 
     Attributes:
         text: new complete characters. Empty while the text may be the beginning of a stop string.
         token_ids: int32 bytes, the new tokens.
         reason: why the request ended; set in its last delta.
         cached_tokens: number of cached prompt tokens; set in the first delta, else -1.
-        num_retractions: how often the request lost its pages; set in the last delta.
+        num_retractions: how often the request lost its pages of the KV cache and went back to the
+            queue; set in the last delta.
         extras: extra outputs in order. If a stop string removed tokens, outputs about these tokens
             may be included.
         times: when the request left the queue and had its first token; set in the first delta.
@@ -373,13 +393,19 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TextDeltas(_Message, frozen=True):
-    """The new text of all requests in one step."""
+    """Gives the front process the new text of all requests in one step of the model."""
 
     deltas: list[TextDelta]
 
 
 class Progress(_Message, frozen=True):
-    """The progress of the worker's start-up; `fraction` of the phase is done, from 0 to 1."""
+    """Tells the front process how far the worker's start-up is.
+
+    Attributes:
+        phase: the phase that runs now.
+        fraction: part of this phase that is done, from 0 to 1.
+        detail: what the phase works on, for the log; may be empty.
+    """
 
     phase: Phase
     fraction: float = 0.0
@@ -387,7 +413,7 @@ class Progress(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
-    """The worker is ready for requests. Most fields are reported to users.
+    """Tells the front process that the worker is ready. Most fields are reported to users.
 
     Attributes:
         max_total_num_tokens: capacity of the KV pool in tokens.
@@ -410,22 +436,29 @@ class WorkerReady(_Message, frozen=True):
 
 
 class DetokenizerReady(_Message, frozen=True):
-    """The detokenizer is ready; `pid` distinguishes it from an earlier detokenizer."""
+    """Tells the front process that the detokenizer is ready.
+
+    Attributes:
+        pid: the detokenizer's process id, which distinguishes it from an earlier detokenizer.
+    """
 
     pid: int
 
 
 class StartupFailed(_Message, frozen=True):
-    """The worker cannot start; `message` is one line for the user."""
+    """Tells the front process that the worker cannot start; `message` is one line for the user."""
 
     message: str
 
 
 class ControlReply(_Message, frozen=True):
-    """The answer to a message that has a `call_id`.
+    """Answers a message of the front process that has a `call_id`.
 
     Attributes:
-        data: the requested data, if any.
+        call_id: number of the message that is answered.
+        success: whether the operation succeeded.
+        message: why it failed, or its result as a text.
+        data: the requested data; empty if none was requested.
         is_partial: set when answers of several replicas were merged, and some succeeded while
             others failed.
     """
@@ -438,16 +471,19 @@ class ControlReply(_Message, frozen=True):
 
 
 class RequestError(_Message, frozen=True):
-    """Requests that failed before the detokenizer knew them."""
+    """Tells the front process that requests failed before the detokenizer knew them."""
 
     request_ids: list[int]
     message: str
 
 
 class GrammarReply(_Message, frozen=True):
-    """The result of compiling a grammar: `payload` if it can be used, else `error`.
+    """Answers `CompileGrammar` with the result of the compilation.
 
     Attributes:
+        call_id: number of the message that is answered.
+        payload: the compiled grammar; empty if it cannot be used.
+        error: why the grammar cannot be used; empty on success.
         got_no_processor: whether the compilation was given up only because the machine was busy.
     """
 
@@ -458,7 +494,7 @@ class GrammarReply(_Message, frozen=True):
 
 
 class GrammarsUnavailable(_Message, frozen=True):
-    """The last message of the grammar compiler: it cannot compile anything, and ends."""
+    """Tells the front process that the grammar compiler cannot compile anything, and ends."""
 
     reason: str
 

@@ -30,7 +30,7 @@ class NodeTraits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NodeHello(_Message, frozen=True):
-    """A node is running and has no ranks; repeated until rank 0 answers.
+    """Tells rank 0 that a node is running and has no ranks; repeated until rank 0 answers.
 
     Attributes:
         node_rank: index of the node.
@@ -46,14 +46,19 @@ class NodeHello(_Message, frozen=True):
 
 
 class NodeBeat(_Message, frozen=True):
-    """A node is alive; sent regularly. `session` identifies the start of the ranks."""
+    """Tells rank 0 regularly that a node is alive.
+
+    Attributes:
+        node_rank: index of the node.
+        session: number of the start of the ranks, which tells messages of earlier starts apart.
+    """
 
     node_rank: int
     session: int
 
 
 class RankAddress(_Message, frozen=True):
-    """A rank has started, and receives plans at `address`."""
+    """Tells rank 0 that a rank has started, and receives the plans of steps at `address`."""
 
     rank: int
     address: str
@@ -61,7 +66,7 @@ class RankAddress(_Message, frozen=True):
 
 
 class RankEnded(_Message, frozen=True):
-    """The process of a rank has ended; `why` is one line that names the rank."""
+    """Tells rank 0 that the process of a rank has ended; `why` is one line that names the rank."""
 
     rank: int
     why: str
@@ -75,19 +80,19 @@ LeaderInbound = NodeHello | NodeBeat | RankAddress | RankEnded | RankReply
 
 
 class StartRanks(_Message, frozen=True):
-    """Start the ranks of this node; `config` is rank 0's encoded `WorkerConfig`."""
+    """Tells a node to start its ranks; `config` is rank 0's encoded `WorkerConfig`."""
 
     config: bytes
 
 
 class NodeRefused(_Message, frozen=True):
-    """The node is refused and must end; `why` is one line."""
+    """Tells a node that rank 0 refuses it, and that it must end; `why` is one line."""
 
     why: str
 
 
 class LeaderBeat(_Message, frozen=True):
-    """Rank 0 is alive; sent regularly. `session` identifies the start of the ranks."""
+    """Tells a node regularly that rank 0 is alive; `session` identifies the start of the ranks."""
 
     session: int
 

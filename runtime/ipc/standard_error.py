@@ -172,7 +172,7 @@ def drain_standard_error() -> None:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """Exit without clean-up, except that the last lines are written."""
+    """End the process at once with exit code `status`; first write the lines that are queued."""
     drain_standard_error()
     os._exit(status)
 

@@ -97,7 +97,8 @@ class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
         neighbor: the slowest step of `mixed_steps`.
         read_after: the step after which the message was read, if it computed prompts; else `None`.
         usual_step_s: mean duration of the worker's steps that only decoded, seconds.
-        num_retractions: how often the request lost its pages and was put back into the queue.
+        num_retractions: how often the request lost its pages of the KV cache and was put back into
+            the queue.
         retracted_s: seconds from each retraction until the lost tokens were computed again.
         cached_tokens: number of prompt tokens found in the prefix cache at the first admission.
         prefix: where the prompt differs from all cached prompts. `None` if the whole prompt is
@@ -131,6 +132,6 @@ class WorkerTimes(msgspec.Struct, array_like=True, gc=False):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """The times of the requests that have ended since the last message of this kind."""
+    """Gives the front process the times of the requests that ended since the last such message."""
 
     ended: list[WorkerTimes]

@@ -206,7 +206,12 @@ class ReadWeight(_Message, frozen=True):
 
 
 class CheckWeights(_Message, frozen=True):
-    """Test the weights for a trainer: keep a copy, overwrite, compare, or compute a checksum."""
+    """Check the weights, so that a trainer can test its updates.
+
+    Attributes:
+        action: `snapshot` stores a copy of all weights, `reset_tensors` fills the weights with
+            noise, `compare` compares them with the copy, `checksum` returns a checksum.
+    """
 
     action: CheckAction
 

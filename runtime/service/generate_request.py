@@ -430,9 +430,9 @@ async def plan_body(
     Args:
         body: the decoded body.
         body_size: its size, bytes.
-        preferred: see `plan_generate`.
-        vocab_size: see `plan_generate`.
-        features: see `plan_generate`.
+        preferred: sampling values for keys that the request omits.
+        vocab_size: number of logits of a token, the bound of token ids.
+        features: the optional features that this server offers.
     """
     num_prompts = 1
     for each in (body.text, body.input_ids, body.sampling_params):

@@ -190,7 +190,8 @@ async def rank_by_relevance(
     Args:
         context: the service.
         body: the request.
-        ask: see `rerank`.
+        ask: writes the prompt with the chat template, for a model that generates text. `None` if
+            the template does not ask for yes or no.
         route: the request's route, for error messages.
         returns_documents: whether the answer has the documents if the request does not say.
 

@@ -137,8 +137,10 @@ class TextEncoder:
 
         Args:
             pairs: the pairs of texts, any number.
-            check_length: refuses a number of tokens; see `encode_batch`.
-            most: most tokens of a pair, see `encode_batch`; the longer text of a pair is cut first.
+            check_length: raises an error for a number of tokens that is refused. It runs before the
+                ids become Python integers.
+            most: most tokens of a pair, including those that the tokenizer adds. The longer text of
+                a pair is cut first.
 
         Returns:
             For each pair, its ids, and how many of them belong to the first text: 0 if the

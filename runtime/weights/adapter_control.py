@@ -104,7 +104,9 @@ class AdapterControl:
     # ---- requests ----
 
     async def find(self, name: str, param: str = "lora_path") -> int:
-        """Return the id of the adapter that a request names; load it first if it was dropped.
+        """Return the id of the adapter that a request names.
+
+        If the workers have dropped the adapter from their memory, it is loaded again first.
 
         Raises:
             InvalidRequest: no adapter has that name, or it cannot be loaded again.
@@ -118,7 +120,10 @@ class AdapterControl:
         return adapter.adapter_id
 
     async def find_each(self, names: Sequence[str | None]) -> list[int]:
-        """Return the id of each named adapter, and 0 for each `None`; load dropped ones first."""
+        """Return the id of each named adapter, and 0 for each `None`.
+
+        Adapters that the workers have dropped from their memory are loaded again first.
+        """
         found = {name: await self.find(name) for name in dict.fromkeys(names) if name}
         return [found[name] if name else 0 for name in names]
 
@@ -127,7 +132,14 @@ class AdapterControl:
     async def load(
         self, name: str, path: str, *, pinned: bool = False, roots: AdapterRoots | None = None
     ) -> AdapterOutcome:
-        """Load an adapter from a folder of this machine; `roots` limits which are allowed."""
+        """Load an adapter from a folder of this machine.
+
+        Args:
+            name: name of the adapter, by which requests choose it.
+            path: the folder, as PEFT writes it.
+            pinned: whether the adapter stays in device memory once it was copied there.
+            roots: which folders are allowed; `None` allows all.
+        """
 
         async def run() -> None:
             self._check_new(name)
@@ -255,7 +267,11 @@ class AdapterControl:
         await self._drop(oldest)
 
     async def _drop(self, adapter: Adapter) -> None:
-        """Let every worker drop an adapter; repeat until no worker has requests with it."""
+        """Tell every worker to drop an adapter from its memory, and return when all have done so.
+
+        A worker refuses while one of its requests uses the adapter. The command is then sent again
+        every 10 ms.
+        """
         op = UnloadAdapter(adapter.adapter_id)
         while not (await self._ask(op)).success:  # noqa: ASYNC110  # rare
             # A request that a stop string ended may still run in the worker for a step.

@@ -23,7 +23,7 @@ class Keys:
         """Read the keys. Without `admin_api_key`, the API key also opens admin routes.
 
         Raises:
-            StartupError: see `read_tenants`.
+            StartupError: `--api-keys-file` cannot be used; the message says why.
         """
         self._api_digest = digest_of(http.api_key.encode()) if http.api_key else None
         self._admin_digest = digest_of(http.admin_api_key.encode()) if http.admin_api_key else None

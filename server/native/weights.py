@@ -258,7 +258,11 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
         )
 
     async def check(body: CheckBody) -> Response:
-        """Snapshot, overwrite, compare or checksum the weights, to test a trainer."""
+        """Run one check of the weights, by which a trainer tests that its updates arrive.
+
+        `snapshot` stores a copy of all weights, `reset_tensors` fills the weights with noise,
+        `compare` compares them with the copy, and `checksum` returns a checksum.
+        """
 
         async def act() -> Outcome:
             op = CheckWeights(body.action)

@@ -1,4 +1,7 @@
-"""Forms the vector of a text. It has routes of its own, and no field of `/generate`."""
+"""Reads the vector or the scores that an embedding or scoring model computed for a text.
+
+Routes such as `/v1/embeddings` return them; `/generate` does not.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class VectorAnswer(ExtraAnswer):
     """The vector or the scores of one text."""
 
     def __init__(self) -> None:
-        """Start without values."""
+        """Begin without values; `add` stores them."""
         self._data = b""
 
     def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
@@ -62,7 +65,7 @@ class VectorFront(FrontExtra):
         return limits.hidden_size
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002
-        """Return an empty answer for one text."""
+        """Return an answer without values; `VectorAnswer.add` fills it when the values arrive."""
         return VectorAnswer()
 
 

@@ -98,7 +98,7 @@ def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
     """Return the cosines and sines of each patch, from its row and its column.
 
     Args:
-        positions: `[2, num_patches]`, see `patch_positions`.
+        positions: `[2, num_patches]` int64, the row and the column of each patch in its image.
         head_dim: elements of a head, a multiple of 4.
         theta: base of the frequencies.
 
@@ -141,7 +141,7 @@ def start_run(
         vision: settings of the tower.
         context: device and dtype.
         grids: rows and columns of patches of each image.
-        positions: `[2, num_patches]`, see `patch_positions`.
+        positions: `[2, num_patches]` int64, the row and the column of each patch in its image.
     """
     heads, head_dim = vision.num_heads, vision.head_dim
     layer = AttentionLayer(

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """Stores matrices in 8-bit codes, in the form that the device can multiply.
+    """Stores matrices quantized to 8 bits (codes), in the form that the device can multiply.
 
     A CPU multiplies in float32 and rounds activations. A GPU multiplies by the codes if its kernels
     support the scheme. Otherwise it converts them to 16 bits while they load ("widens" them).
@@ -99,7 +99,7 @@ class Device(DeviceMethod):
 
 
 class Codes:
-    """The stored tensors of one parameter's matrices: codes and scales.
+    """The tensors that a checkpoint stores for the matrices of one parameter: codes and scales.
 
     Attributes:
         code: the parameter that is filled with codes, or with numbers of matrices in 16 bits.
@@ -322,7 +322,7 @@ def _pack(codes: Codes, shard_names: list[str], bias: Tensor | None) -> PackedLi
 
 
 class Fp8Matrix(_Reading, Matrix):
-    """Codes and scales of one or several projections that are computed as one product."""
+    """Quantized weights (codes, scales) of one or several projections, computed as one product."""
 
     def __init__(self, codes: Codes, implementation: str | None, *, multiplies: bool) -> None:
         """Keep the codes of the projections.
@@ -330,7 +330,7 @@ class Fp8Matrix(_Reading, Matrix):
         Args:
             codes: codes of all projections.
             implementation: name of the linear implementation for matrices that are widened to 16
-                bits.
+                bits; `None` for the fastest on the device.
             multiplies: whether a GPU's kernels multiply by the codes.
         """
         self._stored, self._implementation, self._multiplies = codes, implementation, multiplies
@@ -404,7 +404,7 @@ class Fp8Experts(_Reading, ExpertsStore):
             down: codes of the other matrices.
             mine: the experts on this rank.
             implementations: names of the linear and the experts implementation for matrices that
-                are widened to 16 bits.
+                are widened to 16 bits; `None` for the fastest on the device.
             multiplies: whether a GPU's kernels multiply by the codes.
         """
         self._all = {"gate_up": gate_up, "down": down}

@@ -1,4 +1,7 @@
-"""Parameters of matrices in 8-bit codes: the codes, or floats that become codes, and scales."""
+"""Parameters of matrices quantized to 8 bits (E4M3 or int8 codes): the codes and scales.
+
+If a checkpoint gives floats instead of codes, they are quantized here.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class ScaleParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """The codes of each shard, or plain numbers for shards that are stored in 16 bits.
+    """The quantized numbers (codes) of each shard; or floats, if it is stored in 16 bits.
 
     Attributes:
         schemes: the scheme of each shard; `None` for plain numbers.

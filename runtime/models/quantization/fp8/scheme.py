@@ -1,4 +1,4 @@
-"""The stored form of matrices in 8-bit codes, and the rounding of activations.
+"""The form in which checkpoints store matrices in 8 bits, and the rounding of activations.
 
 Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""Experts whose matrices are stored in 4-bit or 8-bit codes."""
+"""Experts whose matrices are quantized to 4-bit or 8-bit integers (codes)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GroupExperts(Reading, ExpertsStore):
-    """The codes of a layer's experts.
+    """The quantized weights (codes) of a layer's experts.
 
     A GPU multiplies by the codes of all experts in grouped products. A CPU has a product for each
     expert. If no kernel supports the codes, they are converted to 16-bit floats ("widened").
@@ -41,7 +41,7 @@ class GroupExperts(Reading, ExpertsStore):
             stored: the stored tensors by name, `gate_up` and `down`.
             mine: the experts on this rank.
             implementations: names of the linear and the experts implementation for widened
-                matrices.
+                matrices; `None` for the fastest on the device.
             widened: called if no kernel supports the form of the codes.
         """
         self._all, self._mine, self._implementations = dict(stored), mine, implementations

@@ -1,4 +1,7 @@
-"""The stored tensors of matrices in 4-bit or 8-bit codes, independent of any kernel."""
+"""The tensors that a checkpoint stores for matrices quantized to 4-bit or 8-bit integers (codes).
+
+Nothing here depends on a kernel.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ class Codes:
 
 
 class Reading(ABC):
-    """Restores the stored tensors of matrices in codes from the packed ones; a base class."""
+    """Restores stored tensors (codes, scales and others) from packed matrices; a base class."""
 
     @abstractmethod
     def _codes(self, name: str) -> Codes:

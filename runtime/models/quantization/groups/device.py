@@ -21,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Device(DeviceMethod):
-    """Keeps codes if kernels can multiply by them; converts other matrices to plain numbers."""
+    """Makes the objects that store matrices of quantized integers (codes).
+
+    Codes stay in memory if kernels can multiply by them. Other matrices are converted to floats
+    while they load ("widened").
+    """
 
     def __init__(self, quantization: Quantization) -> None:
         assert isinstance(quantization, GroupQuantization)

@@ -1,4 +1,6 @@
-"""Finds the matrices that a checkpoint stores in 4-bit or 8-bit codes. Imports no torch.
+"""Finds the matrices that a checkpoint stores as 4-bit or 8-bit integers (codes).
+
+Imports no torch.
 
 The keys are those of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ) and compressed-tensors
 (llm-compressor). If weight files exist, their headers decide: a matrix that they store in 16 bits

@@ -1,4 +1,7 @@
-"""Parameters of matrices in 4-bit or 8-bit codes: codes, or floats that are encoded, and scales."""
+"""Parameters of matrices quantized to 4-bit or 8-bit integers (codes): the codes and scales.
+
+If a checkpoint gives floats instead of codes, they are quantized here.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +69,10 @@ class SmallParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """The codes of each shard, one per byte, or plain numbers for shards without codes.
+    """The quantized integers (codes) of each shard, one per byte; or floats if it has no codes.
 
     Attributes:
-        schemes: the scheme of each shard; `None` for plain numbers.
+        schemes: the scheme of each shard; `None` for a shard of floats.
         filled: by shard, this rank's parts of the tensors that were filled after the last packing.
         small: the parameters that belong to the codes, by the endings of their names.
     """

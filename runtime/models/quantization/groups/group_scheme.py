@@ -1,4 +1,7 @@
-"""The stored form of matrices in codes of 4 or 8 bits. Imports no torch."""
+"""The form in which checkpoints store matrices quantized to 4-bit or 8-bit integers (codes).
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Packs 4-bit and 8-bit codes into 32-bit words as quantization tools store them, and unpacks them.
+"""Packs quantized integers (codes) of 4 or 8 bits into 32-bit words as tools store them.
+
+Also unpacks such words.
 
 Sources: AutoGPTQ's and GPTQModel's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM.from_linear`,
 compressed-tensors' `pack_to_int32`.

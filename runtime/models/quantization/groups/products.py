@@ -1,4 +1,4 @@
-"""The products of linear layers whose weights are in 4-bit or 8-bit codes."""
+"""The products of linear layers whose weights are quantized to 4-bit or 8-bit integers (codes)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.models.quantization.groups.codes import Codes, Reading
 
 
 def joined(parts: Sequence[Grouped | None]) -> Grouped | None:
-    """Stack the codes of several matrices along the rows.
+    """Stack the quantized integers (codes) of several matrices along the rows.
 
     Returns `None` if they cannot be one matrix: one of them has no codes, or their formats or
     column orders differ.
@@ -73,7 +73,7 @@ def other_form() -> InvalidRequest:
 
 
 class Product:
-    """The product of an input with stacked matrices, and the codes of these matrices."""
+    """The product of an input with stacked matrices, which are quantized to integers (codes)."""
 
     def __init__(
         self, stored: Codes, shard_names: list[str], implementation: str | None, *, keeps: bool
@@ -84,8 +84,9 @@ class Product:
             stored: the stored tensors of the matrices.
             shard_names: names of the matrices in the order of their rows.
             implementation: name of the linear implementation for matrices that are widened to
-                floats.
-            keeps: whether codes are kept if kernels support their form.
+                floats; `None` for the fastest on the device.
+            keeps: whether products use the codes if kernels support their form. Otherwise `pack`
+                widens the matrices to floats.
         """
         self.stored, self._names = stored, shard_names
         self._implementation, self._keeps = implementation, keeps
@@ -152,10 +153,18 @@ class Product:
 
 
 class GroupMatrix(Reading, Matrix):
-    """Codes of one or several projections that are computed as one product."""
+    """Quantized weights (codes) of one or several projections, computed as one product."""
 
     def __init__(self, stored: Codes, implementation: str | None, *, keeps: bool) -> None:
-        """Keep the stored tensors of the projections."""
+        """Keep the arguments; memory is taken only by `pack`.
+
+        Args:
+            stored: the tensors of the projections as a checkpoint stores them.
+            implementation: name of the linear implementation for matrices that are widened to
+                floats; `None` for the fastest on the device.
+            keeps: whether products use the codes if kernels support their form. Otherwise `pack`
+                widens the matrices to floats.
+        """
         self._stored = stored
         self._made = Product(stored, stored.code.ordered(), implementation, keeps=keeps)
 
