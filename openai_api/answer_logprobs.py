@@ -155,7 +155,7 @@ def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
 
 
 class _Entries(Pieces):
-    """JSON of a list of entries, encoded one entry at a time."""
+    """The list `logprobs.content` as JSON, encoded one entry (one token) at a time."""
 
     def __init__(self, cost: int, entries: Iterator[dict[str, Any] | None]) -> None:
         self.cost = cost

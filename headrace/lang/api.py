@@ -188,7 +188,7 @@ def gen(  # noqa: PLR0913  the reference's order
             `state[name]` is always text.
         choices: append the most likely of these texts instead; all parameters except `name`,
             `temperature` and `choices_method` are then ignored.
-        choices_method: as in `select`.
+        choices_method: how the most likely of `choices` is found from log-probabilities.
         regex: a regular expression that the text must match.
         json_schema: a schema (string, dictionary or type); the text must be JSON that follows it.
         schema: a Pydantic model or another type. The text is constrained as by `json_schema`, and

@@ -43,7 +43,7 @@ class DecodeStepKernels(Protocol):
     """The functions that each implementation of these ops provides."""
 
     def fetch_inputs(self, buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
-        """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
+        """Copy the host's next buffer to the device; see `kernels.decode_step.fetch_inputs`."""
 
     def decode_inputs(
         self,
@@ -55,12 +55,12 @@ class DecodeStepKernels(Protocol):
         page_table: Tensor,
         page_size: int,
     ) -> DecodeInputs:
-        """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
+        """Gather the inputs of a decode step; see `kernels.decode_step.decode_inputs`."""
 
     def decode_outputs(
         self, token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
     ) -> None:
-        """Store the new tokens; see `kernels.decode_step.decode_outputs`."""
+        """Store the new tokens of a decode step; see `kernels.decode_step.decode_outputs`."""
 
 
 DECODE_STEP: Table[DecodeStepKernels] = Table(

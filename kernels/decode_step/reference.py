@@ -7,7 +7,7 @@ from kernels.decode_step import DecodeInputs
 
 
 def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
+    """Copy the host's next buffer to the device; see `kernels.decode_step.fetch_inputs`."""
     turn.copy_((turn + 1) % len(buffers))
     buffer = buffers.index_select(0, turn.to(buffers.device))
     inputs.copy_(buffer[0, : len(inputs)])
@@ -22,7 +22,7 @@ def decode_inputs(
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
+    """Gather the inputs of a decode step; see `kernels.decode_step.decode_inputs`."""
     positions = seq_lens - 1
     entries = rows * page_table.shape[1] + positions // page_size
     known = page_table.view(-1).index_select(0, entries)
@@ -42,7 +42,7 @@ def decode_inputs(
 def decode_outputs(
     token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
 ) -> None:
-    """Store the new tokens; see `kernels.decode_step.decode_outputs`."""
+    """Store the new tokens of a decode step; see `kernels.decode_step.decode_outputs`."""
     last_token.index_copy_(0, rows, token_ids.clamp(min=0))
     entries = turn * kept.shape[1] + torch.arange(len(token_ids), device=token_ids.device)
     kept.view(-1).index_copy_(0, entries.to(kept.device), token_ids.to(kept.device))

@@ -50,7 +50,7 @@ def _fetch_inputs_kernel(
 
 
 def fetch_inputs(buffers: Tensor, turn: Tensor, inputs: Tensor) -> None:
-    """Copy the next buffer; see `kernels.decode_step.fetch_inputs`."""
+    """Copy the host's next buffer to the device; see `kernels.decode_step.fetch_inputs`."""
     assert buffers.is_contiguous()
     assert inputs.is_contiguous()
     count = len(inputs)
@@ -122,7 +122,7 @@ def decode_inputs(
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
-    """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
+    """Gather the inputs of a decode step; see `kernels.decode_step.decode_inputs`."""
     assert page_table.is_contiguous()
     num_seqs, max_pages = rows.shape[0], page_table.shape[1]
     gathered = DecodeInputs(
@@ -174,7 +174,7 @@ def _decode_outputs_kernel(
 def decode_outputs(
     token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
 ) -> None:
-    """Store the new tokens; see `kernels.decode_step.decode_outputs`."""
+    """Store the new tokens of a decode step; see `kernels.decode_step.decode_outputs`."""
     num_seqs = len(token_ids)
     assert kept.is_contiguous()
     assert num_seqs <= kept.shape[1]

@@ -80,10 +80,13 @@ def codes_product_kernel(
     STAGES: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Multiply one block of an expert's rows by `BLOCK_N` rows of its weight.
+    """Multiply `BLOCK_M` tokens of one expert by `BLOCK_N` rows of its quantized weight.
 
-    The kernel works as `kernels.experts.triton_kernels.product_kernel`, with codes as in
-    `kernels.group_linear.triton_codes.few_kernel`. `all_rows` is the number of rows of all experts.
+    `ROWS_OF_X` rows of the result come from one row of `x`. With an activation the weight has two
+    halves, gate and up, and one block of each is multiplied. `order_ptr`, `block_expert_ptr`,
+    `num_rows` and `width` belong to `SortedProduct`. `plane_ptr`, `word_ptr`, `row_scale_ptr` and
+    `row_zero_ptr` point to `codes`, `words`, `row_scales` and `row_zeros` of `PackedCodes`.
+    `all_rows` is the number of weight rows of all experts together.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)

@@ -127,12 +127,13 @@ def product_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Multiply one block of an expert's rows by `BLOCK_N` rows of its weight.
+    """Multiply `BLOCK_M` tokens of one expert by `BLOCK_N` rows of its weight.
 
-    `ROWS_OF_X` rows of the result come from one row of `x`. With an activation the weight has two
-    halves, gate and up, and one block of each is multiplied. The result's rows are in the order of
-    the chosen experts, so they need not be reordered. `weight_ptr` has the weights of `num_experts`
-    experts from `first_expert` on; rows of other experts are not written.
+    `order_ptr`, `block_expert_ptr`, `num_rows` and `width` belong to `SortedProduct`. `ROWS_OF_X`
+    rows of the result come from one row of `x`. With an activation the weight has two halves, gate
+    and up, and one block of each is multiplied. The result's rows are in the order of the chosen
+    experts, so they need not be reordered. `weight_ptr` has the weights of `num_experts` experts
+    from `first_expert` on; rows of other experts are not written.
     """
     program = tl.program_id(0)
     features = tl.cdiv(width, BLOCK_N)

@@ -59,7 +59,7 @@ class GatedDeltaKernels(Protocol):
         places: StatePlaces,
         shape: DeltaShape,
     ) -> Tensor:
-        """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
+        """Update each head's state and return outputs; see `kernels.gated_delta.gated_delta`."""
 
 
 GATED_DELTA: Table[GatedDeltaKernels] = Table(

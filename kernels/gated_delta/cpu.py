@@ -19,7 +19,7 @@ def gated_delta(
     places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
+    """Update each head's state and return outputs; see `kernels.gated_delta.gated_delta`."""
     if qkv.dtype not in DTYPES:
         return reference.gated_delta(qkv, gates, decay, dt_bias, state, places, shape)
     assert qkv.is_contiguous()

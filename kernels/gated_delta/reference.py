@@ -19,7 +19,7 @@ def gated_delta(
     places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`."""
+    """Update each head's state and return outputs; see `kernels.gated_delta.gated_delta`."""
     queries, keys, values = split_heads(qkv, shape)
     factors, strengths = token_gates(gates, decay, dt_bias, shape)
     out = torch.empty_like(values)

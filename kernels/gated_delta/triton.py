@@ -107,7 +107,7 @@ def gated_delta(
     places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read each head's matrix in one launch; see `kernels.gated_delta.gated_delta`."""
+    """Update each head's state in one launch; see `kernels.gated_delta.gated_delta`."""
     num_heads, value_dim = shape.num_value_heads, shape.value_dim
     out = torch.empty(len(qkv), num_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     if not len(qkv):

@@ -79,7 +79,20 @@ def _unit_rows(part, scale):
 
 @triton.jit
 def _gates(gates_ptr, tokens, gate_stride, has_token, decay, dt_bias, GATE_SPAN: tl.constexpr):
-    """Return each token's rate and the logarithm of its decay; both are 0 for an absent token."""
+    """Return `b_i` (the rate) of each token, and the logarithm of the token's decay.
+
+    Both are 0 for a token that does not exist, because the sequence ends before it.
+
+    Args:
+        gates_ptr: gates of the head: the input of the rate's sigmoid, and `GATE_SPAN` elements
+            later the input of the decay's softplus.
+        tokens: indices of the tokens.
+        gate_stride: elements from one token's gates to the next one's.
+        has_token: whether each of `tokens` exists.
+        decay: factor of the softplus, which is negative.
+        dt_bias: number that is added to the input of the softplus.
+        GATE_SPAN: elements between the two gates of a token.
+    """
     gate = gates_ptr + tokens * gate_stride
     strength = tl.sigmoid(tl.load(gate, mask=has_token, other=0.0).to(tl.float32))
     time = tl.load(gate + GATE_SPAN, mask=has_token, other=0.0).to(tl.float32) + dt_bias
@@ -301,7 +314,7 @@ def gated_delta(
     places: StatePlaces,
     shape: DeltaShape,
 ) -> Tensor:
-    """Update and read each head's matrix; see `kernels.gated_delta.gated_delta`.
+    """Update each head's state and return outputs; see `kernels.gated_delta.gated_delta`.
 
     The last bits of the result depend on where chunks begin. For inputs in bfloat16, the operands
     of a chunk's products are rounded to bfloat16, but the state is not.

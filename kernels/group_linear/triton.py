@@ -65,7 +65,8 @@ class PackedCodes:
         has_zeros: whether there are zero points.
         scales_dtype: dtype of the scales; uint8 for exponents.
         columns: number of the matrix's columns.
-        order: order of the columns, as in `Grouped`.
+        order: `[columns]` int64: column `i` of the codes is column `order[i]` of the matrix. `None`
+            if the columns are in their original order.
     """
 
     form: Form

@@ -302,9 +302,11 @@ def few_kernel(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of codes.
+    """Multiply `BLOCK_M` tokens by `BLOCK_N` rows of a quantized weight (codes).
 
-    `GROUP` is 0 for one scale per row. `SCALES` is the dtype of the scales in words.
+    `plane_ptr`, `word_ptr`, `row_scale_ptr` and `row_zero_ptr` point to `codes`, `words`,
+    `row_scales` and `row_zeros` of `PackedCodes`. `GROUP` is the number of columns that share a
+    scale, 0 for one scale per row. `SCALES` is the dtype of the scales in words.
     """
     block = tl.program_id(0)
     part = tl.program_id(1)

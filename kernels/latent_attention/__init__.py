@@ -39,7 +39,7 @@ class LatentAttentionKernels(Protocol):
         cache: Tensor,
         q: Tensor,
     ) -> None:
-        """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
+        """Write normed and rotated latents; see `kernels.latent_attention.rotate_and_keep`."""
 
     def latent_attention(  # noqa: PLR0913 the op needs all of these
         self,
@@ -53,7 +53,7 @@ class LatentAttentionKernels(Protocol):
         rank: int,
         invariant: bool,
     ) -> Tensor:
-        """Attend to the rows; see `kernels.latent_attention.latent_attention`."""
+        """Attend to cached latents; see `kernels.latent_attention.latent_attention`."""
 
 
 LATENT_ATTENTION: Table[LatentAttentionKernels] = Table(

@@ -20,7 +20,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
     cache: Tensor,
     q: Tensor,
 ) -> None:
-    """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
+    """Write normed and rotated latents; see `kernels.latent_attention.rotate_and_keep`."""
     rank = len(norm)
     cos, sin = cos_sin[positions].chunk(2, dim=-1)
     rows = torch.empty_like(kv, memory_format=torch.contiguous_format)
@@ -49,7 +49,7 @@ def latent_attention(  # noqa: PLR0913 the op's signature
     rank: int,
     invariant: bool = False,  # noqa: ARG001  # always
 ) -> Tensor:
-    """Attend to the rows; see `kernels.latent_attention.latent_attention`."""
+    """Attend to cached latents; see `kernels.latent_attention.latent_attention`."""
     out = reference.paged_attention(
         q, cache, cache, page_table, seq_lens, qo_indptr, scale, -1, None
     )

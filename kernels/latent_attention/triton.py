@@ -82,7 +82,7 @@ def rotate_and_keep(  # noqa: PLR0913 the op's signature
     cache: Tensor,
     q: Tensor,
 ) -> None:
-    """Norm, rotate and write; see `kernels.latent_attention.rotate_and_keep`."""
+    """Write normed and rotated latents; see `kernels.latent_attention.rotate_and_keep`."""
     num_tokens, num_heads, rope_dim = q_rope.shape
     if not num_tokens:
         return
@@ -137,7 +137,7 @@ def latent_attention(  # noqa: PLR0913 the op's signature
     invariant: bool = False,
     tile: LatentTile | DecodeTile | None = None,
 ) -> Tensor:
-    """Attend to the rows; see `kernels.latent_attention.latent_attention`.
+    """Attend to cached latents; see `kernels.latent_attention.latent_attention`.
 
     `tile` replaces the tile that suits the step, for tuning.
     """

@@ -24,7 +24,9 @@ GATED_TOKENS = 1024
 
 
 class PackedLinear(ABC):
-    """A weight in the layout of an implementation; calling it multiplies activations by it.
+    """A linear layer: a weight in the layout of an implementation, and a bias.
+
+    Calling it multiplies activations by the weight.
 
     Attributes:
         in_features: columns of the weight.
@@ -116,7 +118,7 @@ class LinearKernels(Protocol):
     """The functions that each implementation of this op provides."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Pack a weight; see `kernels.linear.pack`."""
+        """Return a linear layer with a packed weight; see `kernels.linear.pack`."""
 
 
 LINEAR: Table[LinearKernels] = Table(

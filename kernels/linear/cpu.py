@@ -53,7 +53,10 @@ _FUSED: dict[Unary, int] = {"gelu": 1}
 
 
 class PanelLinear(PackedLinear):
-    """An unquantized weight in panels of output columns; rows are padded to whole panels."""
+    """A linear layer with an unquantized weight, stored in panels of output columns.
+
+    Rows of the weight are padded to whole panels.
+    """
 
     implementation = "cpu"
 
@@ -136,7 +139,7 @@ class PanelLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Pack a bfloat16 or float32 weight; see `kernels.linear.pack`.
+    """Return a linear layer with a packed weight; see `kernels.linear.pack`.
 
     Other dtypes, and bfloat16 weights of odd width, use torch.
     """

@@ -15,7 +15,7 @@ from kernels.linear.cpu import pack as pack_as_it_is
 
 
 class RoundedLinear(PanelLinear):
-    """Panels of bfloat16 with float32 activations and results.
+    """A linear layer with a weight in panels of bfloat16, and float32 activations and results.
 
     `unpack` returns the rounded weight.
     """

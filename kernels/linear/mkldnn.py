@@ -44,7 +44,7 @@ def _reorder(weight: Tensor) -> Tensor:
 
 
 class MkldnnLinear(PackedLinear):
-    """A weight in oneDNN's blocked layout, of about the size of the unpacked weight."""
+    """A linear layer whose weight is in oneDNN's blocked layout, about as large as unpacked."""
 
     implementation = "mkldnn"
 

@@ -43,5 +43,5 @@ class TorchLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Keep the weight unchanged; see `kernels.linear.pack`."""
+    """Return a linear layer with the weight unchanged; see `kernels.linear.pack`."""
     return TorchLinear(weight, bias)

@@ -309,7 +309,7 @@ def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
 
 
 class TritonLinear(TorchLinear):
-    """The unpacked weight, which our kernel multiplies by few tokens and cuBLAS by more."""
+    """A linear layer with an unpacked weight; few tokens use our kernel, more tokens cuBLAS."""
 
     implementation = "triton"
 
@@ -407,5 +407,5 @@ class TritonLinear(TorchLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> TritonLinear:
-    """Keep the weight unchanged; see `kernels.linear.pack`."""
+    """Return a linear layer with the weight unchanged; see `kernels.linear.pack`."""
     return TritonLinear(weight, bias)

@@ -180,7 +180,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
 
 
 class InvariantLinear(TorchLinear):
-    """The unpacked weight, multiplied by our kernel for any number of tokens."""
+    """A linear layer with an unpacked weight; our kernel serves every number of tokens."""
 
     implementation = "triton_invariant"
 
@@ -190,5 +190,5 @@ class InvariantLinear(TorchLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> InvariantLinear:
-    """Keep the weight, made contiguous; see `kernels.linear.pack`."""
+    """Return a linear layer with the weight, made contiguous; see `kernels.linear.pack`."""
     return InvariantLinear(weight.contiguous(), bias)

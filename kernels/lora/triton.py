@@ -279,7 +279,12 @@ class TritonBank(LoraBank):
     def _both(
         self, base: PackedLinear, x: Tensor, tokens: TokenSlots, cut: Cut
     ) -> tuple[Tensor, Tensor, bool]:
-        """Return the base product, contiguous; the result of `_shrink`; and `_expand`'s `ahead`."""
+        """Compute the base product and the tokens' products with A, in the order of `cut`.
+
+        Returns:
+            The base product, contiguous; the products with A, as `_shrink` returns them; and the
+            argument `ahead` for `_expand`.
+        """
         order = cut.order
         if order == "within":
             both = self._within(base, x, tokens) if isinstance(base, TritonLinear) else None

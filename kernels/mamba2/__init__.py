@@ -50,7 +50,7 @@ class Mamba2Kernels(Protocol):
         places: StatePlaces,
         shape: Mamba2Shape,
     ) -> Tensor:
-        """Update and read each head's matrix; see `kernels.mamba2.mamba2`."""
+        """Update each head's state and return the outputs; see `kernels.mamba2.mamba2`."""
 
 
 MAMBA2: Table[Mamba2Kernels] = Table(

@@ -13,7 +13,7 @@ _mamba2 = library().hr_mamba2
 def mamba2(
     xbc: Tensor, dt: Tensor, heads: Tensor, state: Tensor, places: StatePlaces, shape: Mamba2Shape
 ) -> Tensor:
-    """Update and read each head's matrix; see `kernels.mamba2.mamba2`."""
+    """Update each head's state and return the outputs; see `kernels.mamba2.mamba2`."""
     if xbc.dtype not in DTYPES:
         return reference.mamba2(xbc, dt, heads, state, places, shape)
     assert xbc.is_contiguous()

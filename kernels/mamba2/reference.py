@@ -11,7 +11,7 @@ from kernels.state_places import StatePlaces
 def mamba2(
     xbc: Tensor, dt: Tensor, heads: Tensor, state: Tensor, places: StatePlaces, shape: Mamba2Shape
 ) -> Tensor:
-    """Update and read each head's matrix; see `kernels.mamba2.mamba2`."""
+    """Update each head's state and return the outputs; see `kernels.mamba2.mamba2`."""
     log_decay, bias, skip = heads
     inputs, b, c = xbc.float().split(shape.spans, dim=1)
     inputs = inputs.unflatten(1, (shape.num_heads, shape.head_dim))

@@ -87,7 +87,7 @@ def mamba2_kernel(
 def mamba2(
     xbc: Tensor, dt: Tensor, heads: Tensor, state: Tensor, places: StatePlaces, shape: Mamba2Shape
 ) -> Tensor:
-    """Update and read each head's matrix in one launch; see `kernels.mamba2.mamba2`."""
+    """Update each head's state in one launch; see `kernels.mamba2.mamba2`."""
     num_heads, head_dim = shape.num_heads, shape.head_dim
     out = torch.empty(len(xbc), num_heads * head_dim, dtype=xbc.dtype, device=xbc.device)
     if not len(xbc):

@@ -33,7 +33,7 @@ class NormKernels(Protocol):
         eps: float,
         zero_centered: bool = False,
     ) -> Tensor:
-        """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+        """Add in place and return the sum's norm; see `kernels.norm.fused_add_rms_norm`."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Return the layer norm of each row; see `kernels.norm.layer_norm`."""
@@ -41,7 +41,7 @@ class NormKernels(Protocol):
     def fused_add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> Tensor:
-        """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+        """Add in place and return the sum's norm; see `kernels.norm.fused_add_layer_norm`."""
 
 
 NORM: Table[NormKernels] = Table(

@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
 ) -> Tensor:
-    """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+    """Add in place and return the sum's norm; see `kernels.norm.fused_add_rms_norm`."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, zero_centered)
 
@@ -30,6 +30,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def fused_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+    """Add in place and return the sum's norm; see `kernels.norm.fused_add_layer_norm`."""
     residual.add_(x)
     return layer_norm(residual, weight, bias, eps)

@@ -128,7 +128,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
 ) -> Tensor:
-    """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+    """Add in place and return the sum's norm; see `kernels.norm.fused_add_rms_norm`."""
     return _run(x, residual, weight, eps, zero_centered)
 
 
@@ -140,7 +140,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def fused_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+    """Add in place and return the sum's norm; see `kernels.norm.fused_add_layer_norm`."""
     return _run_layer_norm(x, residual, weight, bias, eps)
 
 

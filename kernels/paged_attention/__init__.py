@@ -28,7 +28,7 @@ class PagedAttentionKernels(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attend over pages; see `kernels.paged_attention.paged_attention`."""
+        """Attend over pages of the KV cache; see `kernels.paged_attention.paged_attention`."""
 
 
 PAGED_ATTENTION: Table[PagedAttentionKernels] = Table(

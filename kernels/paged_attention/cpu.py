@@ -32,7 +32,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend in blocks; see `kernels.paged_attention.paged_attention`."""
+    """Attend in blocks of keys; see `kernels.paged_attention.paged_attention`."""
     dtype = q.dtype
     num_tokens, num_heads, head_dim = q.shape
     kept = kept_number(k_cache.dtype, dtype, head_dim)

@@ -352,7 +352,7 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
+    """Plan and compute one layer; see `kernels.paged_attention.paged_attention`.
 
     Each call allocates a workspace; the runtime's attention back end keeps one instead.
     """

@@ -171,7 +171,7 @@ class QuantizedLinearKernels(Protocol):
     def pack(
         self, parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None
     ) -> QuantizedLinear:
-        """Pack stored matrices; see `kernels.quantized_linear.pack`."""
+        """Return a linear layer of stored matrices; see `kernels.quantized_linear.pack`."""
 
     def look_up(self, stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:
         """Return rows of a stored matrix; see `kernels.quantized_linear.look_up`."""

@@ -35,7 +35,7 @@ def _aligned(num_bytes: int) -> Tensor:
 
 
 class StoredLinear(QuantizedLinear):
-    """Stored matrices in panels of rows."""
+    """A linear layer whose GGUF blocks are rearranged into panels of rows."""
 
     implementation = "cpu"
 
@@ -150,7 +150,7 @@ class StoredLinear(QuantizedLinear):
 
 
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> StoredLinear:
-    """Pack the parts in panels; see `kernels.quantized_linear.pack`."""
+    """Return a linear layer packed in panels; see `kernels.quantized_linear.pack`."""
     return StoredLinear(parts, in_features, bias)
 
 

@@ -15,7 +15,7 @@ from kernels.quantized_linear.decode import decode
 
 
 class DequantizedLinear(QuantizedLinear):
-    """The stored bytes, and the float32 matrix that they represent."""
+    """A linear layer that keeps GGUF's stored bytes and multiplies by a float32 copy."""
 
     implementation = "reference"
 
@@ -52,12 +52,12 @@ class DequantizedLinear(QuantizedLinear):
 
 
 def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> DequantizedLinear:
-    """Decode the parts to float32; see `kernels.quantized_linear.pack`."""
+    """Return a linear layer that multiplies in float32; see `kernels.quantized_linear.pack`."""
     return DequantizedLinear(parts, in_features, bias)
 
 
 def look_up(stored: StoredMatrix, in_features: int, ids: Tensor) -> Tensor:  # noqa: ARG001
-    """Decode some rows of a matrix; see `kernels.quantized_linear.look_up`."""
+    """Return rows of a stored matrix; see `kernels.quantized_linear.look_up`."""
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= stored.out_features):
         raise IndexError(f"row ids outside [0, {stored.out_features})")
     return decode(stored.form, stored.data[ids])

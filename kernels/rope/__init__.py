@@ -29,12 +29,12 @@ class RopeKernels(Protocol):
         eps: float,
         zero_centered: bool = False,
     ) -> None:
-        """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+        """Norm and rotate heads, and write keys and values; see `kernels.rope.rope_kv_write`."""
 
     def kv_write(
         self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
     ) -> None:
-        """Store keys and values; see `kernels.rope.kv_write`."""
+        """Write keys and values to the KV cache; see `kernels.rope.kv_write`."""
 
 
 ROPE: Table[RopeKernels] = Table(

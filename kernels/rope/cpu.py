@@ -25,7 +25,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     eps: float,
     zero_centered: bool = False,
 ) -> None:
-    """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+    """Norm and rotate heads, and write keys and values; see `kernels.rope.rope_kv_write`."""
     dtype = qkv.dtype
     kept = kept_number(k_cache.dtype, dtype, head_dim)
     if dtype not in DTYPES or kept is None:
@@ -75,7 +75,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
 
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Store keys and values; see `kernels.rope.kv_write`."""
+    """Write keys and values to the KV cache; see `kernels.rope.kv_write`."""
     if k_cache.dtype != k.dtype:
         reference.kv_write(k, v, slots, k_cache, v_cache)
         return

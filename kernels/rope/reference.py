@@ -23,7 +23,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     eps: float,
     zero_centered: bool = False,
 ) -> None:
-    """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+    """Norm and rotate heads, and write keys and values; see `kernels.rope.rope_kv_write`."""
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     query = heads[:, :num_heads]
     key = heads[:, num_heads : num_heads + num_kv_heads]
@@ -40,7 +40,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
 
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Store keys and values; see `kernels.rope.kv_write`."""
+    """Write keys and values to the KV cache; see `kernels.rope.kv_write`."""
     stored = slots >= 0
     pages = slots[stored] // k_cache.shape[2]
     offsets = slots[stored] % k_cache.shape[2]

@@ -122,7 +122,7 @@ def rope_kv_write(
     eps: float,
     zero_centered: bool = False,
 ) -> None:
-    """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+    """Norm and rotate heads, and write keys and values; see `kernels.rope.rope_kv_write`."""
     assert qkv.is_contiguous()
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
@@ -198,7 +198,7 @@ def _write_kernel(
 
 
 def kv_write(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Store keys and values; see `kernels.rope.kv_write`."""
+    """Write keys and values to the KV cache; see `kernels.rope.kv_write`."""
     assert k.stride(2) == v.stride(2) == 1
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()

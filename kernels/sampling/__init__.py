@@ -47,28 +47,28 @@ class SamplingKernels(Protocol):
     def apply_logit_bias(
         self, logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor
     ) -> None:
-        """Add to single logits; see `kernels.sampling.apply_logit_bias`."""
+        """Add values to single logits in place; see `kernels.sampling.apply_logit_bias`."""
 
     def mask_tokens(self, logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
-        """Forbid single tokens; see `kernels.sampling.mask_tokens`."""
+        """Set single logits to minus infinity in place; see `kernels.sampling.mask_tokens`."""
 
     def apply_token_bitmask(
         self, logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None
     ) -> None:
-        """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`."""
+        """Forbid tokens whose bit in a mask is 0; see `kernels.sampling.apply_token_bitmask`."""
 
     def best_tokens(
         self, logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
     ) -> Tensor:
-        """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+        """Return the token of each row's largest logit; see `kernels.sampling.best_tokens`."""
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, top_k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Look up log-probabilities; see `kernels.sampling.gather_logprobs`."""
+        """Return log-probabilities of tokens; see `kernels.sampling.gather_logprobs`."""
 
     def nan_rows(self, logits: Tensor) -> Tensor:
-        """Find rows with a NaN; see `kernels.sampling.nan_rows`."""
+        """Return whether each row has a NaN; see `kernels.sampling.nan_rows`."""
 
 
 SAMPLING: Table[SamplingKernels] = Table(

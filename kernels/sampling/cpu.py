@@ -29,7 +29,7 @@ _best_tokens = library().hr_best_tokens
 
 
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
-    """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`."""
+    """Forbid tokens whose bit in a mask is 0; see `kernels.sampling.apply_token_bitmask`."""
     _check(logits, bitmask, row_index)
     num_rows, num_words = bitmask.shape
     _token_bitmask(
@@ -47,7 +47,7 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | Non
 def best_tokens(
     logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
 ) -> Tensor:
-    """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+    """Return the token of each row's largest logit; see `kernels.sampling.best_tokens`."""
     _check(logits, bitmask, row_index)
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64)

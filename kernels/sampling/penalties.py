@@ -41,17 +41,17 @@ def apply_penalties(
 
 
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    """Add to single logits; see `kernels.sampling.apply_logit_bias`."""
+    """Add values to single logits in place; see `kernels.sampling.apply_logit_bias`."""
     logits.index_put_((row_index, token_ids), values, accumulate=True)
 
 
 def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
-    """Forbid single tokens; see `kernels.sampling.mask_tokens`."""
+    """Set single logits to minus infinity in place; see `kernels.sampling.mask_tokens`."""
     logits[row_index, token_ids] = float("-inf")
 
 
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
-    """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`."""
+    """Forbid tokens whose bit in a mask is 0; see `kernels.sampling.apply_token_bitmask`."""
     if row_index is not None:
         part = logits.index_select(0, row_index)
         apply_token_bitmask(part, bitmask)

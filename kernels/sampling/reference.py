@@ -128,7 +128,7 @@ def _draw_candidates(weights: Tensor, ids: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Look up log-probabilities; see `kernels.sampling.gather_logprobs`."""
+    """Return log-probabilities of tokens; see `kernels.sampling.gather_logprobs`."""
     logprobs = torch.log_softmax(logits, dim=-1).clamp_(min=_LOGPROB_FLOOR)
     chosen = logprobs.gather(1, token_ids)
     if top_k == 0 or logits.shape[0] == 0:
@@ -141,13 +141,13 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
 def best_tokens(
     logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
 ) -> Tensor:
-    """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+    """Return the token of each row's largest logit; see `kernels.sampling.best_tokens`."""
     if bitmask is not None:
         apply_token_bitmask(logits, bitmask, row_index)
     return greedy_tokens(logits, logits)
 
 
 def nan_rows(logits: Tensor) -> Tensor:
-    """Find rows with a NaN; see `kernels.sampling.nan_rows`."""
+    """Return whether each row has a NaN; see `kernels.sampling.nan_rows`."""
     # The maximum propagates a NaN, so a [batch, vocab_size] mask is not needed.
     return logits.amax(-1).isnan()

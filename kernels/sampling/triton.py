@@ -322,14 +322,14 @@ def _look_up(logits: Tensor, token_ids: Tensor, stats: _Stats) -> Tensor:
 def best_tokens(
     logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
 ) -> Tensor:
-    """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+    """Return the token of each row's largest logit; see `kernels.sampling.best_tokens`."""
     if bitmask is not None:
         apply_token_bitmask(logits, bitmask, row_index)
     return greedy_tokens(logits, logits)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Look up log-probabilities; see `kernels.sampling.gather_logprobs`."""
+    """Return log-probabilities of tokens; see `kernels.sampling.gather_logprobs`."""
     batch, vocab_size = logits.shape
     top_k = min(top_k, vocab_size)
     device = logits.device

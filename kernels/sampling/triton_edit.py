@@ -148,7 +148,7 @@ def apply_penalties(
 
 
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    """Add to single logits; see `kernels.sampling.apply_logit_bias`.
+    """Add values to single logits in place; see `kernels.sampling.apply_logit_bias`.
 
     Values for the same position are added in any order, so the last bit of their sum may vary.
     """
@@ -156,7 +156,7 @@ def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, value
 
 
 def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
-    """Forbid single tokens; see `kernels.sampling.mask_tokens`."""
+    """Set single logits to minus infinity in place; see `kernels.sampling.mask_tokens`."""
     _edit(logits, row_index, token_ids, None)
 
 
@@ -177,7 +177,7 @@ def _edit(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor |
 
 
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
-    """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`.
+    """Forbid tokens whose bit in a mask is 0; see `kernels.sampling.apply_token_bitmask`.
 
     The logits of forbidden tokens are written without being read.
     """

@@ -21,7 +21,10 @@ MAX_BLOCKS = 8192
 
 
 def _space(device: torch.device) -> tuple[Tensor, ...]:
-    """Return memory for parts, and counts of finished parts, which are 0 between products."""
+    """Return memory for partial sums, and for the number of finished parts of each block.
+
+    These numbers are 0 between two products.
+    """
     return (
         torch.empty(MAX_PARTIALS, dtype=torch.float32, device=device),
         torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device),

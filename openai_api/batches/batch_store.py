@@ -58,10 +58,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch.
+    """A batch as the database stores it.
 
     Attributes:
-        tenant: the owner; see `runtime.client.tenant`.
+        tenant: the owner of the batch: the tenant (owner of an API key) that started it.
         times: when each status began, Unix times in seconds.
         outcome: the status that the batch gets once its files are written.
         total: number of lines; 0 until they are counted.

@@ -39,7 +39,7 @@ class StoredFile(msgspec.Struct):
     """The description of a file.
 
     Attributes:
-        tenant: the owner; see `runtime.client.tenant`.
+        tenant: the owner of the file: the tenant (owner of an API key) that uploaded it.
         purpose: `INPUT` or `OUTPUT`.
         created_at, expires_at: Unix times in seconds.
     """

@@ -65,7 +65,11 @@ class EventLogs:
     """The logs of the newest responses, by response id."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        """Begin without logs; keep at most `max_bytes` of complete ones."""
+        """Begin without logs.
+
+        Args:
+            max_bytes: most bytes of all complete logs together; the oldest are dropped.
+        """
         self._max_bytes = max_bytes
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
 

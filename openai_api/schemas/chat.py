@@ -286,7 +286,11 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
 
 
 def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Return the tools that may be called; if there are any, the prompt shows all tools."""
+    """Return the tools that `tool_choice` allows the model to call.
+
+    If the result is empty, the prompt shows no tools. Otherwise the prompt shows all tools of the
+    request, also those that may not be called.
+    """
     choice, tools = request.tool_choice, request.tools or []
     if choice == "none":
         return []

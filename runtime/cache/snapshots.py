@@ -80,7 +80,10 @@ class Snapshots:
             node.snapshot = 0
 
     def save(self, node: RadixNode) -> None:
-        """Copy the states of a node's snapshot to host memory, if both exist."""
+        """Copy the states of a node's snapshot to host memory.
+
+        Does nothing if the node has no snapshot or there is no host tier.
+        """
         if self.host is not None and node.snapshot:
             self.host.save([node.last_key], np.array([node.snapshot], dtype=np.int32))
 

@@ -44,7 +44,10 @@ class Tiers:
         return num_pages + len(self.pages.find(keys[num_pages:]))
 
     def last_place(self, tokens: Tokens, namespace: str, num_pages: int) -> int:
-        """Return the last position with states in host memory; see `HostStates.last_place`."""
+        """Return up to which page a request can resume from recurrent states in host memory.
+
+        Returns a number of pages, 0 for none. `HostStates.last_place` describes the arguments.
+        """
         return 0 if self.states is None else self.states.last_place(tokens, namespace, num_pages)
 
     def find(self, block_table: BlockTable, prefix: Tokens, *, is_recurrent: bool) -> list[bytes]:

@@ -67,7 +67,11 @@ class GenerationChunk:
         ]
 
     def unsent_ids(self, extra: str) -> list[int]:
-        """Return the predicted next token that `extra` reports for a request without output."""
+        """Return the token ids that the extra output `extra` reports beyond `token_ids`.
+
+        With `max_new_tokens` 0 this is the id of the next token, which was sampled but is not sent
+        as output. Otherwise the list is empty.
+        """
         blocks = self.blocks(extra, is_input=False)
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 

@@ -294,9 +294,10 @@ def _without(schema: Any, name: str) -> Any:
 
 
 def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | None:
-    """Remove `if` with a constant condition; replace `not` about types or listed values.
+    """Remove `if` with a constant condition, and express `not` by `type` or `enum`.
 
-    Return false if no value is allowed.
+    `not` is about types or about listed values here. Returns false if no value is allowed, else
+    `None`.
     """
     condition = copy.pop("if", None)
     ways = {True: copy.pop("then", True), False: copy.pop("else", True)}
@@ -323,7 +324,7 @@ def _trivial_conditions(copy: dict[str, Any], kinds: frozenset[str]) -> bool | N
 def _values(copy: dict[str, Any], _: frozenset[str]) -> bool | None:
     """Combine `enum` and `const` into one list of values of the right type.
 
-    Return false if no value is allowed.
+    Returns false if no value is allowed, else `None`.
     """
     values = listed_values(copy)
     if values is None:

@@ -1,4 +1,7 @@
-"""The ids and the time in an answer, which stay the same when another server repeats the answer."""
+"""The random ids and the time in an HTTP answer.
+
+They stay the same when another server repeats the answer because the first server died.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from contextvars import ContextVar
 
 
 class Identity:
-    """The source of the random names in one HTTP request's answer; equal keys give equal names.
+    """The source of the random ids in the answer to one HTTP request.
+
+    All ids are derived from a key. A second server that has the key makes the same ids.
 
     Attributes:
         created: time when the request came, in seconds since the epoch.
@@ -27,7 +32,7 @@ class Identity:
         return hashlib.blake2b(number, key=self._key, digest_size=32).digest()
 
 
-# Set for a request whose answer another server may have to repeat; otherwise names are made of the
+# Set for a request whose answer another server may have to repeat; otherwise ids are made of the
 # operating system's random bytes.
 IDENTITY: ContextVar[Identity | None] = ContextVar("identity", default=None)
 

@@ -32,7 +32,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     """One sample to generate, without the prompt's tokens.
 
     Attributes:
-        row: data for the row that runs the request.
+        row: parameters that the request's row of the running batch needs.
         rid: the caller's name for the request, unique among the requests in flight.
         stream: whether output is sent as it is generated; else all of it is sent at the end.
         explicit_max_new_tokens: whether the caller set `max_new_tokens`.
@@ -66,5 +66,5 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Number of bytes of the pixels of all its images."""
+        """Number of bytes of the pixels of all images in the prompt."""
         return sum(len(each.image.pixels) for each in self.images)

@@ -261,7 +261,11 @@ class Grammars:
                 raise GrammarError("The grammar does not go on after the output that was sent.")
 
     def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
-        """Advance a row whose thoughts are tracked; return why the request ends, or `None`."""
+        """Process an output token of a request whose thoughts (reasoning) are tracked.
+
+        `row` is the request's row of the running batch. Returns why the request ends, or `None` if
+        it continues.
+        """
         state = _state(table, row)
         end = self._think_state(state, token_id)
         table.set_grammar(row, state)

@@ -48,7 +48,7 @@ class ImageCache:
     Attributes:
         step_tokens: most prompt tokens of a step, if the model must compute an image's tokens in
             one step; `None` if a step may end within an image.
-        num_computed: number of images that the tower has computed.
+        num_computed: number of images whose vectors the vision tower has computed.
         num_hits: number of images of prompts whose vectors were already on the device.
     """
 

@@ -107,7 +107,14 @@ class StopSearch(Protocol):
         ...
 
     def finish(self, *, may_match: bool = True) -> str:
-        """End the text; return what may be shown of the rest, which may still match."""
+        """Tell the search that the text is complete; return the text that was held back.
+
+        A pattern that needs the end of the text matches now. Text from a match on is not returned,
+        unless matches are part of the output.
+
+        Args:
+            may_match: whether a match at the end counts; otherwise all held-back text is returned.
+        """
         ...
 
 
@@ -183,7 +190,10 @@ class RegexStopMatcher:
         return held
 
     def finish(self, *, may_match: bool = True) -> str:
-        """End the text; return what is held back. A pattern that needs the end matches now."""
+        """Tell the search that the text is complete; return the text that was held back.
+
+        A pattern that needs the end of the text matches now.
+        """
         if self.matched is None and may_match:
             match = self._program.finish(self._threads, self._held_len, self._before)
             if match is not None:

@@ -115,7 +115,13 @@ def _default_group_unbound() -> Iterator[None]:
 
 @dataclass
 class _Reception:
-    """The tensors of one broadcast; `received` or `error` is set before `is_done`."""
+    """The state of a broadcast that this rank receives.
+
+    Attributes:
+        received: names and tensors; `None` before they arrived and after an error.
+        error: why nothing was received; empty if there is no error.
+        is_done: whether the broadcast ended; `received` or `error` is set before.
+    """
 
     received: list[tuple[str, Tensor]] | None = None
     error: str = ""

@@ -200,10 +200,10 @@ class BaseBackend:
         """
 
     def uncache_prefix(self, rid: str) -> None:
-        """Do nothing; kept for programs that call it."""
+        """Do nothing; exists because SGLang's back ends have this method."""
 
     def end_request(self, rid: str | list[str]) -> None:
-        """Do nothing; kept for programs that call it."""
+        """Do nothing; exists because SGLang's back ends have this method."""
 
     def commit_lazy_operations(self, s: Prompt) -> None:
         """Cache the program's text so far."""

@@ -21,7 +21,10 @@ class Numbers(DeviceExtra):
         self._parts: dict[int, tuple[int, int]] = {}
 
     def join(self, row: int, params: bytes) -> None:
-        """Store the lengths of the text's parts, which some models need; see `parts`."""
+        """Store the lengths of the parts of a text, which begins in `row` of the running batch.
+
+        The parts are the first text of a pair, and a prompt before the text. Some models need them.
+        """
         self._parts[row] = parts_of(params)
 
     def parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

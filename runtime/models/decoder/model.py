@@ -168,7 +168,7 @@ class DecoderMLP:
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the gate and up product rounds its input."""
+        """How the product with gate and up rounds its input; `None` if it takes floats."""
         return self.gate_up_proj.rounding
 
     def forward(self, hidden: Activations) -> Tensor:

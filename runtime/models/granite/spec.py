@@ -73,7 +73,11 @@ class GraniteHybridSpec(DecoderSpec):
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings of a dense Granite; errors as in `read_decoder`."""
+    """Return the settings of a dense Granite.
+
+    Raises:
+        StartupError: a setting in `config.json` is missing or not supported.
+    """
     config = Keys(config.source, {**DEFAULTS, **config.values})
     spec = read_decoder(config, generation, TRAITS)
     return replace(
@@ -86,7 +90,11 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
 
 
 def read_moe(config: Keys, generation: Keys) -> DecoderSpec:
-    """Return the settings of a Granite with experts; errors as in `read_decoder`."""
+    """Return the settings of a Granite with experts.
+
+    Raises:
+        StartupError: a setting in `config.json` is missing or not supported.
+    """
     spec = replace(read(config, generation), mlp_bias=False)
     return replace(spec, experts=_read_experts(config, spec))
 
