@@ -87,7 +87,7 @@ class Wake:
     __slots__ = ("_waiting", "is_set", "listener")
 
     def __init__(self) -> None:
-        """Start unset."""
+        """Begin with the event not set."""
         self.is_set = False
         self.listener: Callable[[], None] | None = None
         self._waiting: asyncio.Future[None] | None = None

@@ -73,20 +73,13 @@ class AbortRequests(_Message, frozen=True):
 
 
 class AbortAll(_Message, frozen=True):
-    """Tells the scheduler to stop all requests, running or waiting.
-
-    Attributes:
-        message: the reason that is reported to the callers.
-    """
+    """Tells the scheduler to stop all requests and to report `message` to the callers."""
 
     message: str = "Aborted"
 
 
 class StopHit(_Message, frozen=True):
-    """Tells the scheduler to drop requests because the detokenizer found a stop string in them.
-
-    The scheduler sends no final message, because the detokenizer has already sent it.
-    """
+    """Tells the scheduler to end requests silently: the detokenizer found a stop string in them."""
 
     request_ids: list[int]
 
@@ -185,10 +178,7 @@ class SlowDown(_Message, frozen=True):
 
 
 class FreezeGarbage(_Message, frozen=True):
-    """Tells a worker to run Python's garbage collection now.
-
-    Later collections skip all objects that remain (`gc.freeze`).
-    """
+    """Tells a worker to collect Python's garbage now, and to freeze what remains (`gc.freeze`)."""
 
     call_id: int
 
@@ -317,8 +307,6 @@ class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tells the detokenizer that the scheduler has ended a request and sends no further tokens.
 
     Attributes:
-        request_id: number of the request.
-        reason: why it ended.
         num_retractions: how often the request lost its pages of the KV cache and went back to the
             queue.
     """
@@ -436,11 +424,7 @@ class WorkerReady(_Message, frozen=True):
 
 
 class DetokenizerReady(_Message, frozen=True):
-    """Tells the front process that the detokenizer is ready.
-
-    Attributes:
-        pid: the detokenizer's process id, which distinguishes it from an earlier detokenizer.
-    """
+    """Tells the front process that the detokenizer, whose process id is `pid`, is ready."""
 
     pid: int
 
@@ -481,7 +465,6 @@ class GrammarReply(_Message, frozen=True):
     """Answers `CompileGrammar` with the result of the compilation.
 
     Attributes:
-        call_id: number of the message that is answered.
         payload: the compiled grammar; empty if it cannot be used.
         error: why the grammar cannot be used; empty on success.
         got_no_processor: whether the compilation was given up only because the machine was busy.

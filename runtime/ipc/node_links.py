@@ -70,7 +70,10 @@ class LinkKey:
 
 
 def link_key(key: str) -> LinkKey | None:
-    """Return the key pair of a shared key; `None` if the shared key is empty."""
+    """Derive the encryption key pair of all nodes from the key that they share.
+
+    Returns `None` if the shared key is empty: the links are then not encrypted.
+    """
     return LinkKey.derive(key) if key else None
 
 
