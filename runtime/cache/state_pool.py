@@ -156,7 +156,10 @@ class StatePool:
                 self._give_back(hold, place)
 
     def _new_place(self, hold: int) -> int:
-        """Take a slot for the next states of a hold, and return its place."""
+        """Take a slot for the next states of a request.
+
+        Returns the index of the slot among the slots of the request's `hold`.
+        """
         place = int(np.flatnonzero(self._ends[hold] == _EMPTY)[0])
         self._slots_of[hold, place] = self._take()
         self._is_own[hold, place] = True

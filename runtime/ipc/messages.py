@@ -37,7 +37,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class GenerateRequest(_Message, frozen=True):
-    """A prompt for which the scheduler generates an output.
+    """Gives the scheduler a prompt for which it generates an output.
 
     Attributes:
         request_id: number of the request, unique in its worker.
@@ -85,13 +85,13 @@ class StopHit(_Message, frozen=True):
 
 
 class FlushCache(_Message, frozen=True):
-    """Empty the prefix cache; refused while requests run or wait."""
+    """Tells the scheduler to empty the prefix cache; refused while requests run or wait."""
 
     call_id: int
 
 
 class MatchPrefix(_Message, frozen=True):
-    """Ask how much of a prompt is cached; the reply has an encoded `PrefixReport`.
+    """Asks the scheduler how much of a prompt is cached; the reply has an encoded `PrefixReport`.
 
     Attributes:
         call_id: number of the call, repeated in the reply.
@@ -121,7 +121,7 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ping(_Message, frozen=True):
-    """Ask the scheduler's loop for a reply.
+    """Asks the scheduler's loop for a reply.
 
     A reply proves more than a heartbeat: messages are handled.
     """
@@ -158,14 +158,14 @@ class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StartProfile(_Message, frozen=True):
-    """Start a profile; refused while another one is running."""
+    """Tells a worker to start a profile; refused while another one is running."""
 
     call_id: int
     spec: ProfileSpec
 
 
 class StopProfile(_Message, frozen=True):
-    """End the profile and write its files; refused if none is running."""
+    """Tells a worker to end the profile and write its files; refused if none is running."""
 
     call_id: int
 
@@ -184,14 +184,14 @@ class FreezeGarbage(_Message, frozen=True):
 
 
 class SetLogLevel(_Message, frozen=True):
-    """Set the log level of this worker."""
+    """Tells a worker to set its log level to `level`, such as `debug`."""
 
     call_id: int
     level: str
 
 
 class SetOptions(_Message, frozen=True):
-    """Change options of the scheduler; the values are checked.
+    """Tells the scheduler to change options; the values are already checked.
 
     The names are `max_queued_requests` and `decode_log_interval`, as on the command line.
     """
@@ -201,7 +201,7 @@ class SetOptions(_Message, frozen=True):
 
 
 class RecordExperts(_Message, frozen=True):
-    """Start or stop recording which experts are chosen, or write the record to a file."""
+    """Tells a worker to start or stop recording chosen experts, or to write them to a file."""
 
     call_id: int
     action: Literal["start", "stop", "dump"]
@@ -231,7 +231,7 @@ SchedulerInbound = (
 
 
 class CompileGrammar(_Message, frozen=True):
-    """Compile a grammar, which was checked; answered by a `GrammarReply`."""
+    """Tells the grammar compiler to compile a checked grammar; a `GrammarReply` answers."""
 
     call_id: int
     grammar: GrammarSpec

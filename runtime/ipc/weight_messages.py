@@ -67,19 +67,19 @@ class CudaHandle(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoadFolder(_Message, frozen=True):
-    """Replace all weights by those of a local folder."""
+    """Tells every rank to replace all weights by those of a local folder."""
 
     folder: str
 
 
 class LoadDummy(_Message, frozen=True):
-    """Replace all weights by random numbers with a seed."""
+    """Tells every rank to replace all weights by random numbers, drawn with a seed."""
 
     seed: int
 
 
 class LoadTensors(_Message, frozen=True):
-    """Replace some weights by whole tensors, sent as the bytes of safetensors files.
+    """Tells every rank to replace some weights by whole tensors, sent as safetensors bytes.
 
     Attributes:
         files: the bytes of one file for all ranks, or of one file for each rank.
@@ -89,13 +89,13 @@ class LoadTensors(_Message, frozen=True):
 
 
 class LoadSharedMemory(_Message, frozen=True):
-    """Replace some weights by those of a safetensors file in POSIX shared memory `name`."""
+    """Tells every rank to replace some weights by a safetensors file in shared memory `name`."""
 
     name: str
 
 
 class LoadCuda(_Message, frozen=True):
-    """Replace some weights by tensors in a trainer's CUDA memory.
+    """Tells every rank to replace some weights by tensors in a trainer's CUDA memory.
 
     `handles` has one list for all ranks, or one list for each rank.
     """
@@ -104,9 +104,9 @@ class LoadCuda(_Message, frozen=True):
 
 
 class JoinGroup(_Message, frozen=True):
-    """Start to join a trainer's process group; `GroupStatus` tells when it is joined.
+    """Tells every rank to start joining a trainer's process group; `GroupStatus` asks if it has.
 
-    In the group, this rank has the number `rank_offset` plus its own.
+    In the group, a rank has the number `rank_offset` plus its own number.
     """
 
     master_address: str
@@ -119,21 +119,21 @@ class JoinGroup(_Message, frozen=True):
 
 
 class GroupStatus(_Message, frozen=True):
-    """Ask whether a process group is joined; the reply's message is empty until it is."""
+    """Asks whether a process group is joined; the reply's message is empty until it is."""
 
     group_name: str
 
 
 class LeaveGroup(_Message, frozen=True):
-    """Leave a process group."""
+    """Tells every rank to leave a process group."""
 
     group_name: str
 
 
 class ReceiveTensors(_Message, frozen=True):
-    """Start to receive tensors that rank 0 of a process group broadcasts, in order.
+    """Tells every rank to start receiving tensors that rank 0 of a group broadcasts, in order.
 
-    `ReceiveStatus` tells when all were received. `LoadReceived` then loads them as weights.
+    `ReceiveStatus` asks whether all were received. `LoadReceived` then loads them as weights.
 
     Attributes:
         group_name: the process group.
@@ -149,19 +149,19 @@ class ReceiveTensors(_Message, frozen=True):
 
 
 class ReceiveStatus(_Message, frozen=True):
-    """Ask whether a group's tensors were received; the reply's message is empty until they were."""
+    """Asks whether a group's tensors were received; the reply's message is empty until then."""
 
     group_name: str
 
 
 class LoadReceived(_Message, frozen=True):
-    """Replace some weights by the tensors that were received from a process group."""
+    """Tells every rank to replace some weights by the tensors received from a process group."""
 
     group_name: str
 
 
 class LoadAdapter(_Message, frozen=True):
-    """Read a LoRA adapter, which the front process has checked, into host memory.
+    """Tells every rank to read a LoRA adapter, which the front process checked, into host memory.
 
     Attributes:
         adapter_id: number of the adapter, which no other adapter ever gets.
@@ -178,35 +178,35 @@ class LoadAdapter(_Message, frozen=True):
 
 
 class AdapterStatus(_Message, frozen=True):
-    """Ask whether an adapter is loaded; the reply's message is empty until it is."""
+    """Asks every rank whether an adapter is loaded; the reply's message is empty until it is."""
 
     adapter_id: int
     is_pinned: bool = False
 
 
 class UnloadAdapter(_Message, frozen=True):
-    """Remove an adapter, which no request uses."""
+    """Tells every rank to remove an adapter; refused while a request uses the adapter."""
 
     adapter_id: int
 
 
 class KeepUpdate(_Message, frozen=True):
-    """Free the copies of the old weights, because all ranks have loaded the new ones."""
+    """Tells a rank to free its copies of the old weights: all ranks have loaded the new ones."""
 
 
 class UndoUpdate(_Message, frozen=True):
-    """Restore the weights as they were at the last `KeepUpdate`, because a rank has failed."""
+    """Tells a rank to restore the weights of the last `KeepUpdate`, because a rank has failed."""
 
 
 class ReadWeight(_Message, frozen=True):
-    """Return the first `num_rows` rows of a weight as an encoded `WeightPart`."""
+    """Asks every rank for the first `num_rows` rows of a weight, as an encoded `WeightPart`."""
 
     name: str
     num_rows: int
 
 
 class CheckWeights(_Message, frozen=True):
-    """Check the weights, so that a trainer can test its updates.
+    """Tells every rank to check its weights, so that a trainer can test its updates.
 
     Attributes:
         action: `snapshot` stores a copy of all weights, `reset_tensors` fills the weights with
@@ -217,19 +217,19 @@ class CheckWeights(_Message, frozen=True):
 
 
 class ReleaseMemory(_Message, frozen=True):
-    """Release the device memory that the tags name."""
+    """Tells every rank to release the device memory that the tags name."""
 
     tags: list[MemoryTag]
 
 
 class ResumeMemory(_Message, frozen=True):
-    """Allocate released memory again; weights get their values back."""
+    """Tells every rank to allocate released memory again; weights get their values back."""
 
     tags: list[MemoryTag]
 
 
 class RestoreGraphs(_Message, frozen=True):
-    """Capture missing CUDA graphs; the memory of all ranks must be allocated.
+    """Tells every rank to capture missing CUDA graphs; the memory of all ranks must be allocated.
 
     The ranks capture graphs together and wait for each other. So this is a separate operation,
     which is sent only if all ranks could allocate their other memory.
@@ -299,7 +299,11 @@ class RankReply(_Message, frozen=True):
 
 
 class WeightCall(_Message, frozen=True):
-    """Run an operation on all ranks between two steps; `flush_cache` also empties the cache."""
+    """Tells the scheduler to run an operation on all ranks between two steps.
+
+    Attributes:
+        flush_cache: whether to empty the prefix cache too.
+    """
 
     call_id: int
     op: WeightOp
@@ -307,7 +311,7 @@ class WeightCall(_Message, frozen=True):
 
 
 class PauseGeneration(_Message, frozen=True):
-    """Compute no further steps until `ContinueGeneration`.
+    """Tells the scheduler to compute no further steps until `ContinueGeneration`.
 
     Attributes:
         retract: put running requests back into the queue and free their pages; otherwise they keep
@@ -319,12 +323,15 @@ class PauseGeneration(_Message, frozen=True):
 
 
 class ContinueGeneration(_Message, frozen=True):
-    """End a pause; does nothing without one."""
+    """Tells the scheduler to end a pause of generation; does nothing without one."""
 
     call_id: int
 
 
 class InvalidateCache(_Message, frozen=True):
-    """Hide all cached prefixes from later requests; requests may be running meanwhile."""
+    """Tells the scheduler to hide all cached prefixes from later requests.
+
+    Requests may be running meanwhile.
+    """
 
     call_id: int

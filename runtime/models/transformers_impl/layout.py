@@ -361,7 +361,10 @@ def _lay_out_experts(layout: Layout, architecture: str, name: str, module: Any) 
 
 
 def _lay_out_stream(layout: Layout) -> None:
-    """Find out whether all layers add to one residual stream, which our norms could update."""
+    """Set `layout.stream_norms` if all layers add to one residual stream.
+
+    Our norms can then update this stream.
+    """
     traced = layout.traced
     places = [layer_norms(traced.model.get_submodule(name)) for name in traced.layers]
     first = places[0]

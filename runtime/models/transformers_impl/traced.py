@@ -221,7 +221,7 @@ class _Trace:
                 raise self.refused(f"a step cannot be followed: {_first(error)}") from error
 
     def _try_one_layer(self) -> None:
-        """Find out whether the model's code runs with the first layer alone."""
+        """Set `found.can_be_one`: whether the model's code runs with the first layer alone."""
         found = self.found
         among, _, _ = found.layers[0].rpartition(".")
         parent, _, name = among.rpartition(".")
