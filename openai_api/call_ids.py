@@ -108,7 +108,17 @@ class AnswerIds:
     calls_before: int = 0
 
     def of(self, name: str, own: str | None, index: int) -> str | None:
-        """Return the id of call `index` of the answer; `own` is the id that the model wrote."""
+        """Return the id of a call of the answer.
+
+        Args:
+            name: name of the called function.
+            own: the id that the model wrote; `None` if it wrote none. It is kept if it has the
+                required form or no form is required; otherwise a new id is made.
+            index: index of the call in the answer.
+
+        Returns:
+            The id; `None` if the model wrote none and no form is required.
+        """
         if self.form is None or (own is not None and self.form.fits(own)):
             return own
         return self.form.new(name, self.calls_before + index)

@@ -34,7 +34,10 @@ def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping
 def by_response_template(
     candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return the name of the first candidate whose `response` signs are all in one of `fields`."""
+    """Return the name of the first candidate whose `response` signs are all in one of `fields`.
+
+    Returns `None` if there is no such candidate.
+    """
     found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(

@@ -239,7 +239,7 @@ class StreamExecutor:
         self.family.notify()
 
     def _execute(self, part: ir.SglExpr, reasoning: str | None) -> Awaitable[None] | None:
-        """Execute `part`; returns an awaitable if the part needs a request."""
+        """Execute `part`; return an awaitable if the part needs a request, else `None`."""
         match part:
             case ir.SglConstantText(value=text):
                 self._append_text("text", None, text)

@@ -210,7 +210,7 @@ class GroupLinearKernels(Protocol):
     def pack(
         self, weight: Grouped, bias: Tensor | None, dtype: torch.dtype
     ) -> GroupedLinear | None:
-        """Return a linear layer with a quantized weight; see `kernels.group_linear.pack`."""
+        """Return a quantized linear layer or `None`; see `kernels.group_linear.pack`."""
 
 
 GROUP_LINEAR: Table[GroupLinearKernels] = Table(

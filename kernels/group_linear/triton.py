@@ -394,7 +394,7 @@ class TritonGroupedLinear(GroupedLinear):
 
 
 def pack(weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> TritonGroupedLinear | None:
-    """Return a linear layer with a quantized weight; see `kernels.group_linear.pack`."""
+    """Return a quantized linear layer, `None` if unsupported; see `kernels.group_linear.pack`."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
     packed = pack_codes(weight)

@@ -79,6 +79,8 @@ class OfferedTools:
     def choice(self, choice: str | dict[str, Any] | None) -> str | NamedToolChoice | None:
         """Convert the `tool_choice` of a Responses request to that of a chat request.
 
+        `None`, an absent choice, stays `None`.
+
         Raises:
             InvalidRequest: `tool_choice` is malformed, or allows a tool that is not offered.
         """

@@ -101,10 +101,10 @@ class Tiers:
     # ---- files ----
 
     def fetch(self, prefix: Tokens, namespace: str) -> Fetch | None:
-        """Start reading pages of a waiting request's prompt from files; see `HostTier.fetch`.
+        """Start reading pages of a waiting request's prompt from files into host memory.
 
         `prefix` has the keys of the tokens that may come from the cache, and the key of one more
-        token.
+        token. Returns what the request waits for; `None` if there is nothing to wait for.
         """
         if self.pages is None or self.pages.files is None:
             return None

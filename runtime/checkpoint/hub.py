@@ -204,7 +204,10 @@ def _from_hub(
 def _cached_folder(
     repo_id: str, revision: str | None, needed: list[str], quantization: str
 ) -> Path | None:
-    """Return the cached copy if it has weights and all `needed` files; the network is not used."""
+    """Return the folder of the cached copy, without using the network.
+
+    Returns `None` if the copy lacks weights or one of the `needed` files.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

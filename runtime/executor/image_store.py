@@ -75,7 +75,10 @@ class ImageStore:
                 self._vectors[image.digest] = vectors
 
     def _padding(self, num_tokens: int) -> list[Tensor]:
-        """Return a blank image that pads a pack of `num_tokens` up to the next size, if needed."""
+        """Return a blank image that pads images of `num_tokens` tokens up to the next size.
+
+        The list is empty if no padding is needed.
+        """
         num_blank = self._padded_size(num_tokens) - num_tokens
         return [self._blank(num_blank)] if num_blank else []
 

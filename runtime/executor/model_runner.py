@@ -298,7 +298,7 @@ class StepRunner(ABC):
 
 
 def made_masks(masks: MaskSource | None) -> TokenMasks | None:
-    """Return the grammar masks of a step, computed now if that has not happened yet."""
+    """Return the grammar masks of a step; `None` if it has none. They are made now if needed."""
     return None if masks is None else masks.make()
 
 

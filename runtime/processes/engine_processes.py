@@ -75,7 +75,7 @@ class EngineProcesses:
     Attributes:
         status: the engine's status, which the replicas update.
         on_change: functions that are called after every change of `status`.
-        restarts: whether a process that dies is started again; see `__init__`.
+        restarts: whether a process that dies is started again. If not, its death ends the engine.
         random_seed: seed of dummy weights.
     """
 

@@ -97,7 +97,7 @@ class EngineStatus:
 
     @property
     def last_failure(self) -> str | None:
-        """Why the engine ended, or why a replica failed."""
+        """Why the engine ended, or why a replica failed; `None` if nothing has failed."""
         failures = (each.last_failure for each in self.replicas)
         return self.fatal or next((each for each in failures if each is not None), None)
 

@@ -295,9 +295,9 @@ class Program:
         return after, None
 
     def finish(self, threads: dict[int, int], place: int, before: str) -> Match | None:
-        """Return the match that is complete because the text ends at index `place`, if any.
+        """Return the match that is complete because the text ends at index `place`.
 
-        The arguments are those of `advance`.
+        Returns `None` if there is none. The arguments are those of `advance`.
         """
         for index, start in threads.items():
             for each in self._closure([index], (before, "")):

@@ -68,7 +68,11 @@ def add_spans(plan: StepPlan, chunks: list[Chunk]) -> list[tuple[Request, Prompt
 def advance_windows(
     windows: WindowPages | None, table: RequestTable, decode_rows: Int64Array, chunks: list[Chunk]
 ) -> WindowUpdate | None:
-    """Assign window pages to the tokens of a step; return the changes, for `StepPlan.windows`."""
+    """Assign pages of sliding-window layers to the tokens of a step.
+
+    Returns the changes, for `StepPlan.windows`; `None` if the layers have no pages of their own or
+    nothing has changed.
+    """
     if windows is None:
         return None
     windows.leave_chunks()

@@ -254,8 +254,8 @@ class Stream:
             reason: why the request ends with this step, if it does.
 
         Returns:
-            A delta if one is due. A delta with a reason is the last one. Its reason is `reason`, or
-            a stop string that was found.
+            A delta if one is due, else `None`. A delta with a reason is the last one. Its reason is
+            `reason`, or a stop string that was found.
         """
         if token_ids and not self._first_token_at:
             # The time is taken now, because without streaming the delta comes much later.

@@ -160,27 +160,27 @@ class Tokenizer(TextEncoder):
 
     @property
     def bos_token(self) -> str | None:
-        """Text of the token that begins a sequence."""
+        """Text of the token that begins a sequence; `None` if there is none."""
         return self._names["bos_token"]
 
     @property
     def eos_token(self) -> str | None:
-        """Text of the token that ends a sequence."""
+        """Text of the token that ends a sequence; `None` if there is none."""
         return self._names["eos_token"]
 
     @property
     def pad_token(self) -> str | None:
-        """Text of the padding token."""
+        """Text of the padding token; `None` if there is none."""
         return self._names["pad_token"]
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a sequence."""
+        """Id of the token that begins a sequence; `None` if there is none."""
         return self._id_of(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a sequence."""
+        """Id of the token that ends a sequence; `None` if there is none."""
         return self._id_of(self.eos_token)
 
     @property
@@ -194,7 +194,7 @@ class Tokenizer(TextEncoder):
 
     @property
     def pad_token_id(self) -> int | None:
-        """Id of the padding token."""
+        """Id of the padding token; `None` if there is none."""
         return self._id_of(self.pad_token)
 
     @property

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_file_tier(config: WorkerConfig, pool: HostPool, kv_cache_dtype: str) -> FileTier | None:
-    """Open the folder of files, if the options ask for it.
+    """Open the folder of files for the prefix cache; `None` if the options do not ask for it.
 
     Args:
         config: the worker's configuration.

@@ -120,7 +120,7 @@ class RuntimeEndpoint(AsyncBackend):
         return self._own_template(path) or get_chat_template_by_model_path(path)
 
     def _own_template(self, name: str) -> ChatTemplate | None:
-        """Return the role markup of the server's own chat template, if the server shows it."""
+        """Return the role markup of the server's own chat template; `None` if it is not shown."""
         try:
             told = core().call(self._get("/tokenizer_info"))
         except BackendError:

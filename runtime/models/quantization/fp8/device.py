@@ -213,7 +213,7 @@ class Codes:
         """Return how activations are rounded once for the joint product of several shards.
 
         If the shards have different static scales, each token gets a scale of its own, which is
-        finer.
+        finer. `None` means that activations are not rounded.
         """
         roundings = [self.rounding(name) for name in shard_names]
         rounding = roundings[0]
