@@ -26,7 +26,7 @@ DESCRIBED = "response_template"
 
 @dataclass(frozen=True)
 class Described:
-    """Parsers that were made from a checkpoint's `response_template`; `None` where it has none."""
+    """Parsers made from a checkpoint's `response_template`; `None` for a parser that it lacks."""
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None

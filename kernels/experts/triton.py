@@ -315,7 +315,7 @@ class ExpertsInCodes(SortedExperts, Generic[Matrix]):
         """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
-            ValueError: always; see `replace`.
+            ValueError: always; quantized weights are replaced by `replace`.
         """
         raise ValueError("floats cannot replace experts in codes; use `replace`")
 

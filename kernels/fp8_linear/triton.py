@@ -453,7 +453,7 @@ class Fp8Linear(PackedLinear):
         """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
-            ValueError: always; see `replace`.
+            ValueError: always; quantized weights are replaced by `replace`.
         """
         raise ValueError("floats cannot replace a matrix in fp8; use `replace`")
 

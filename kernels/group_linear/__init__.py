@@ -199,7 +199,7 @@ class GroupedLinear(PackedLinear):
         """Raise an error: only quantized weights can replace quantized weights.
 
         Raises:
-            ValueError: always; see `replace`.
+            ValueError: always; quantized weights are replaced by `replace`.
         """
         raise ValueError("floats cannot replace a matrix in codes; use `replace`")
 

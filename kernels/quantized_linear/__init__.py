@@ -148,7 +148,7 @@ class QuantizedLinear(PackedLinear):
         """Raise an error: only stored matrices can replace stored matrices.
 
         Raises:
-            ValueError: always; see `repack_stored`.
+            ValueError: always; stored matrices are replaced by `repack_stored`.
         """
         raise ValueError("floats cannot replace stored forms; use `repack_stored`")
 

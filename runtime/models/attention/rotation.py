@@ -101,7 +101,7 @@ def turn(part: Tensor, cos_sin: Tensor, *, interleaved: bool = False) -> Tensor:
 def write_heads(
     kernels: RopeKernels, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch
 ) -> None:
-    """Write keys and values to the layer's pages; see `AttentionBackend.write`."""
+    """Write a step's keys and values to the layer's pages; see `AttentionBackend.write`."""
     kv = batch.kv[layer.layer_idx]
     kernels.kv_write(k, v, batch.slots_of(layer.layer_idx), kv.k, kv.v)
 
