@@ -198,7 +198,7 @@ class SglRoleEnd(SglExpr):
 
 
 class SglVarScopeBegin(SglExpr):
-    """An expression from which on the appended text becomes the value of a variable."""
+    """Marks where the text begins that becomes the value of a variable."""
 
     __slots__ = ("name",)
 

@@ -167,7 +167,7 @@ class _Rewriter:
         return _simplified(copy)
 
     def _names_of_properties(self, copy: dict[str, Any], path: str) -> None:
-        """Replace `propertyNames` by keywords about the properties."""
+        """Replace `propertyNames` in `copy` by other keywords that allow the same names."""
         names = copy.pop("propertyNames", True)
         if isinstance(names, dict) and "$ref" in names and len(_of_strings(names)) == 1:
             names = self._resolve(names["$ref"])
@@ -245,7 +245,9 @@ class _Rewriter:
         return bool(branches)
 
     def _only_in(self, asks: Any, other: Any, kinds: frozenset[str], path: str) -> str:
-        """Return a property that `asks` requires and that `other` does not name.
+        """Return a property that the schema `asks` requires and the schema `other` lacks.
+
+        Such a property tells two alternatives of a `oneOf` apart.
 
         Raises:
             GrammarError: there is no such property.

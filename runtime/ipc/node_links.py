@@ -206,11 +206,14 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether a connection has closed since the last call."""
+        """Whether the connection has closed; each closing is reported to one call."""
         return bool(self._monitor.poll(0)) and bool(recv_monitor_message(self._monitor))
 
     def when_closed(self, call: Callable[[], None]) -> None:
-        """Call `call` on a thread when a connection closes; do not use `is_closed` any more."""
+        """Start a thread that calls `call` once the connection closes.
+
+        The caller must not read `is_closed` afterwards.
+        """
 
         def wait() -> None:
             recv_monitor_message(self._monitor)

@@ -89,10 +89,11 @@ def advance_windows(
 def host_copies(
     cache: CacheManager, chunks: list[Chunk]
 ) -> tuple[HostCopies | None, HostCopies | None]:
-    """Return the copies between device and host memory that the next step makes or waits for.
+    """Return the copies to and from host memory that the next step starts or waits for.
 
     Returns:
-        `StepPlan.host` and `StepPlan.host_states`.
+        The copies of KV pages, for `StepPlan.host`, and of recurrent states, for
+        `StepPlan.host_states`; `None` where there are none.
     """
     pages, states = cache.tiers.pages, cache.tiers.states
     if pages is None:

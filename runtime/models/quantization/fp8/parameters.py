@@ -65,11 +65,12 @@ class ScaleParameter(Parameter):
 
 
 class CodeParameter(Parameter):
-    """The quantized numbers (codes) of each shard; or floats, if it is stored in 16 bits.
+    """The quantized numbers (codes) of each shard, or floats if the shard is stored in 16 bits.
 
     Attributes:
-        schemes: the scheme of each shard; `None` for plain numbers.
-        filled: by shard, this rank's parts of the tensors that were filled after the last packing.
+        schemes: the scheme of each shard; `None` for a shard of floats.
+        filled: by shard, this rank's parts of the tensors that were loaded since the last time the
+            weights were packed for the kernels.
         scale: the parameter that receives the scales of floats that are encoded while they load.
     """
 

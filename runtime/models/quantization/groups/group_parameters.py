@@ -73,7 +73,8 @@ class CodeParameter(Parameter):
 
     Attributes:
         schemes: the scheme of each shard; `None` for a shard of floats.
-        filled: by shard, this rank's parts of the tensors that were filled after the last packing.
+        filled: by shard, this rank's parts of the tensors that were loaded since the last time the
+            weights were packed for the kernels.
         small: the parameters that belong to the codes, by the endings of their names.
     """
 
