@@ -208,9 +208,8 @@ async def test_a_busy_front_hears_why_its_worker_cannot_start():
     host, _ = assemble(prepare_engine(parse_args(args).config))
     await host.start()
     try:
-        assert "scheduler" in host.pids()
         # It waits for messages, and then does something else for so long that it meets the reason
-        # and the end at once.
+        # and the end at once. On a fast machine the worker has ended already.
         await asyncio.sleep(0.1)
         until(lambda: "scheduler" not in host.pids())
         with pytest.raises(StartupError, match="--max-total-tokens"):
