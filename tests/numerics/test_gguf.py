@@ -194,8 +194,8 @@ RECURRENT = [
 
 
 # CPUs without AMX round rows to 8 bits, which changes these random models by up to 0.05: routers
-# choose other experts, and logits are large. Weights in a wrong order change them by more than 1.
-ROUNDED = 0.1
+# choose other experts, and logits are large. A matrix in reverse order changes them by 0.8 to 10.
+ROUNDED = {"qwen3_5_moe": 0.1, "granite_hybrid_moe": 0.1, "nemotron_h": 0.1}
 
 
 @pytest.mark.parametrize(("name", "is_old"), RECURRENT)
@@ -209,7 +209,7 @@ def test_recurrent_layers_stay_in_blocks(name: str, is_old: bool, tmp_path: Path
     )
     tokens = prompt()
     expected = reference(folder, weights, tokens)
-    assert divergence(expected, logits(path, tokens)) < ROUNDED
+    assert divergence(expected, logits(path, tokens)) < ROUNDED.get(name, 0.005)
     spec = read_model_spec(path)
     assert isinstance(spec.quantization, StoredForms)
     assert sum(spec.quantization.form(each) == "Q8_0" for each in spec.weights) >= 6
@@ -217,7 +217,7 @@ def test_recurrent_layers_stay_in_blocks(name: str, is_old: bool, tmp_path: Path
         assert spec.uneven_parts(2) == ["4 value heads in the order of a GGUF file"]
         return
     for found in TwoRanks(path).prefill(tokens):
-        assert divergence(expected, found) < ROUNDED
+        assert divergence(expected, found) < ROUNDED.get(name, 0.005)
 
 
 def test_chunks_and_batches_give_the_same(tmp_path: Path) -> None:
